@@ -151,6 +151,7 @@ set(TORCHVQ_SOURCES
   modules/layout.cpp
   modules/lfq.cpp
   modules/losses.cpp
+  modules/messages.cpp
   modules/noisy_module.cpp
   modules/optimizer_state.cpp
   modules/projection.cpp

@@ -14,7 +14,14 @@ from torchvq._base.layout import Layout
 from torchvq._base.noise import NoisyModule
 from torchvq._base.options import check_options, expect
 from torchvq._base.projection import project, projects_nothing
-from torchvq._base.ranks import ALONE, Ranks, default_group, distributed_training, group_name
+from torchvq._base.ranks import (
+    ALONE,
+    Ranks,
+    default_group,
+    distributed_training,
+    group_name,
+    on_device_of,
+)
 from torchvq._base.replay import StepRecords
 from torchvq.outputs import FSPOutput
 
@@ -151,6 +158,11 @@ class FSP(NoisyModule):
             self.project_in = nn.Linear(self.dim, self.codebook_dim, bias=projection_has_bias)
             self.project_out = nn.Linear(self.codebook_dim, self.dim, bias=projection_has_bias)
         self._gathered: StepRecords[Tensor] = StepRecords()
+        self.handle: int = _ops.new_handle()
+        self.signature = (
+            f"FSP of levels {self.levels}, {act_name}, inverse {need_inv_act}, rate {quantize_rate}, "
+            f"norm {vector_norm}"
+        )
 
     def extra_repr(self) -> str:
         """The options, for ``print``."""
@@ -197,6 +209,9 @@ class FSP(NoisyModule):
         projects = not projects_nothing(self.project_in, self.project_out)
         latents = project(self.project_in, tokens) if projects else tokens
         ranks = self._ranks()
+        self._handshake(latents, ranks)
+        # Before the generator advances, because another rank may be lost.
+        loss, norm_info = self._norm(latents, token_mask, ranks)
         draws = self.training and self.quantize_rate < 1
         codes, level_indices, indices, acceptance = _ops.scalar_perturb(
             latents,
@@ -208,7 +223,6 @@ class FSP(NoisyModule):
             eps=_EPS if eps is None else eps,
             mask=token_mask,
         )
-        loss, norm_info = self._norm(latents, token_mask, ranks)
         output = (project(self.project_out, codes) if projects else codes).to(z.dtype)
         if token_mask is not None:
             output = _ops.fill_padding(output, token_mask)
@@ -304,6 +318,13 @@ class FSP(NoisyModule):
         dtype = torch.float64 if latents.dtype == torch.float64 else torch.float32
         values = (statistic.to(dtype) for statistic in statistics)
         return loss.to(dtype), dict(zip(_STATISTICS, values, strict=True))
+
+    def _handshake(self, latents: Tensor, ranks: Ranks) -> None:
+        """Before the first forward whose moments ranks share, compares options over the ranks."""
+        if ranks.alone:
+            return
+        state = [on_device_of(latents)]
+        _ops.handshake_(state, handle=self.handle, signature=self.signature, **ranks.named())
 
     def _shared(self, latents: Tensor, moments: Tensor, ranks: Ranks) -> Tensor:
         """The moments of all ranks; the recomputation of a checkpointed step communicates nothing."""

@@ -15,9 +15,10 @@ from torchvq._base.integers import as_int64
 from torchvq._base.joined import without_autocast
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect
-from torchvq._base.ranks import group_of, handshake, ranks_of
+from torchvq._base.ranks import group_of, ranks_of
 from torchvq._base.transforms import is_mapped
 from torchvq._base.wide_buffers import HALF
+from torchvq._codebook.messages import agree_in_stack
 from torchvq._codebook.stats import CodebookStats, begin_step, stats_of
 from torchvq._hierarchical import scales as _scales
 from torchvq._hierarchical.phi import Phi
@@ -100,6 +101,8 @@ class HierarchicalVQ(nn.Module):
     """
 
     scale_counts: Tensor
+    # Options in which all ranks must agree, as text, besides those of the levels.
+    signature = ""
 
     def __init__(
         self,
@@ -151,6 +154,10 @@ class HierarchicalVQ(nn.Module):
         self.nested_dropout_min_levels = nested_dropout_min_levels
         self.vqp_compat = vqp_compat_of(vqp_compat)
         self._convolutions = resolved[count * (axes + 1) :]
+        self.signature = (
+            f"HierarchicalVQ of scales {self.level_shapes}, shared {shared_codebook}, "
+            f"dropout {nested_dropout} from {nested_dropout_min_levels}"
+        )
 
         quantizers = [
             VectorQuantize(
@@ -312,7 +319,14 @@ class HierarchicalVQ(nn.Module):
         """The walk, and how many scales it used."""
         codebooks = self._codebooks()
         # Before the depth is drawn, so that ranks draw the same depth.
-        handshake(codebooks, request.ranks)
+        agree_in_stack(
+            self,
+            self.levels[0],
+            codebooks,
+            request.ranks,
+            frozen=request.frozen,
+            dtype=maps.dtype,
+        )
         if self.training:
             begin_step(codebooks)
         depth = self._depth()

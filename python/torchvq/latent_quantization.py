@@ -15,7 +15,13 @@ from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect
 from torchvq._base.projection import make_projections, project, projects_nothing
-from torchvq._base.ranks import ALONE, Ranks, default_group, distributed_training
+from torchvq._base.ranks import (
+    ALONE,
+    Ranks,
+    default_group,
+    distributed_training,
+    tokens_text,
+)
 from torchvq._base.replay import StepRecords
 from torchvq._base.torch_private import outside_graphs
 from torchvq._codebook.in_place import (
@@ -23,6 +29,7 @@ from torchvq._codebook.in_place import (
     average_gradients,
     keep_optimizer_in_checkpoint,
     learns_in_place,
+    optimizer_text,
     own_backward,
     step_in_place_optimizer,
     target_of,
@@ -144,6 +151,11 @@ class LatentQuantize(nn.Module):
                 self.values_per_latent.parameters()
             )
             keep_optimizer_in_checkpoint(self)
+        self.handle: int = _ops.new_handle()
+        self.signature = (
+            f"LatentQuantize of levels {self.levels}, own optimizer "
+            f"{optimizer_text(self.in_place_codebook_optimizer)}"
+        )
 
     def extra_repr(self) -> str:
         """The options, for ``print``."""
@@ -293,14 +305,24 @@ class LatentQuantize(nn.Module):
         return stepped
 
     def _step_in_place(self, latents: Tensor, values: list[Tensor], mask: Tensor | None) -> None:
+        ranks = self._ranks()
+        self._handshake(latents, ranks)
         with own_backward():
             latents = target_of(latents)
             loss = _ops.latent_quantize_features(latents, values, quantization=1.0, mask=mask)[2]
             accumulate_gradients(loss, self.values_per_latent)
         rows = latents.to(loss.dtype).reshape(1, -1, self.codebook_dim)
         row_mask = None if mask is None else mask.reshape(1, -1)
-        average_gradients(self.values_per_latent, rows, row_mask, self._ranks())
+        average_gradients(self.values_per_latent, rows, row_mask, ranks)
         self.update_in_place_optimizer()
+
+    def _handshake(self, latents: Tensor, ranks: Ranks) -> None:
+        """Before the first step that ranks take together, compares options and gives all ranks the same values."""
+        if ranks.alone:
+            return
+        values = [own.detach() for own in self.values_per_latent]
+        signature = f"{tokens_text(latents.dtype)}; {self.signature}"
+        _ops.handshake_(values, handle=self.handle, signature=signature, **ranks.named())
 
     def _ranks(self) -> Ranks:
         if not distributed_training():

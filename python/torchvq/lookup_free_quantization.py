@@ -206,7 +206,7 @@ class LFQ(RandomState):
         self.handle: int = _ops.new_handle()
         self.signature = (
             f"LFQ of {num_codebooks} codebooks of {bits} bits, scale {codebook_scale}, spherical {spherical}, "
-            f"fraction {frac_per_sample_entropy}"
+            f"fraction {frac_per_sample_entropy}, vqp_compat {vqp_compat}"
         )
         bounded = spherical or cosine_sim_project_in or soft_clamp_input_value is not None
         if self._warns and commitment_loss_weight == 0 and entropy_loss_weight > 0 and not bounded:
@@ -284,7 +284,6 @@ class LFQ(RandomState):
     def _forward(
         self, x: Tensor, layout: Layout, request: Request, breakdown: bool
     ) -> LookupFreeOutput | tuple[LookupFreeOutput, LookupFreeLossBreakdown]:
-        _lookup_free.handshake([self], self._buffers.get("rng"), request.ranks)
         # The reference quantizes padding as well.
         filled_mask = None if self.vqp_compat else request.mask
         projects = not projects_nothing(self.project_in, self.project_out)
@@ -292,6 +291,7 @@ class LFQ(RandomState):
             tokens = self._projected(layout.pack(x), filled_mask)
         else:
             tokens, request = x, request._replace(channel_first=layout.channel_first)
+        _lookup_free.handshake([self], self._buffers.get("rng"), request.ranks, tokens)
         found = self._quantize(tokens, request)
         quantized, indices = found.quantized, found.indices
         if projects:

@@ -190,9 +190,10 @@ class ResidualLFQ(ResidualStack):
             return total
         return cast(Tensor, _ops.straight_through(self.quantizers[0].activation(inputs), total))
 
-    def handshake(self) -> None:
+    def handshake(self, inputs: Tensor) -> None:
         ranks = _lookup_free.ranks_of(self.quantizers[0], "ResidualLFQ")
-        _lookup_free.handshake(self.quantizers, self._buffers.get("rng"), ranks)
+        rng = self._buffers.get("rng")
+        _lookup_free.handshake(self.quantizers, rng, ranks, inputs, self.signature)
 
     def losses_of(self, result: StackResult, totals: list[Tensor | None]) -> Tensor:
         """The losses (Q,) of a forward, 0 for dropped levels."""

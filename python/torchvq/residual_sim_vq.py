@@ -216,8 +216,8 @@ class ResidualSimVQ(ResidualStack):
         name = self.quantizers[0].estimator
         return estimate(*rows, name, rng, variance=0.0, sync_update_v=0.0).view_as(inputs)
 
-    def handshake(self) -> None:
-        handshake(self.quantizers, self._buffers.get("rng"), "ResidualSimVQ")
+    def handshake(self, inputs: Tensor) -> None:
+        handshake(self.quantizers, self._buffers.get("rng"), "ResidualSimVQ", self.signature)
 
     def get_codes_from_indices(self, indices: Tensor) -> Tensor:
         """Codes (Q, B, *, dim), with ``channel_first`` (Q, B, dim, *), of indices (B, *, q), or (B, *, heads, q).

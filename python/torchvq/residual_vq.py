@@ -16,10 +16,15 @@ from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import make_projections, project
-from torchvq._base.ranks import handshake, ranks_of
+from torchvq._base.ranks import ranks_of
 from torchvq._base.torch_private import is_mapped
 from torchvq._base.wide_buffers import HALF
-from torchvq._codebook.in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
+from torchvq._codebook.in_place import (
+    keep_optimizer_in_checkpoint,
+    optimizer_text,
+    step_in_place_optimizer,
+)
+from torchvq._codebook.messages import agree_in_stack
 from torchvq._codebook.stats import CodebookStats, begin_step, read_stats
 from torchvq._residual.at_once import decode_sum, encode_at_once, encodes_at_once
 from torchvq._residual.calls import beam_of, check_levels, targets_of
@@ -96,6 +101,8 @@ class ResidualVQ(nn.Module):
         (torch.Size([1, 1024, 256]), torch.Size([1, 1024, 8]), torch.Size([8]))
     """
 
+    # Options in which all ranks must agree, as text, besides those of the levels.
+    signature = ""
     in_place_parameter_names: list[str]
     dim: int
     heads: int
@@ -178,6 +185,12 @@ class ResidualVQ(nn.Module):
         self.layers = nn.ModuleList(self._make_levels(inner_dim, vq_kwargs))
         if self.in_place_codebook_optimizer is not None:
             keep_optimizer_in_checkpoint(self)
+        self.signature = (
+            f"ResidualVQ of {self.num_quantizers} levels, shared {shared_codebook}, "
+            f"implicit {implicit_neural_codebook}, dropout {quantize_dropout} from {quantize_dropout_cutoff_index} "
+            f"in multiples of {quantize_dropout_multiple_of}, "
+            f"own optimizer {optimizer_text(self.in_place_codebook_optimizer)}"
+        )
         self.mlps: nn.ModuleList | tuple[None, ...] = (None,) * (self.num_quantizers - 1)
         if implicit_neural_codebook:
             self.mlps = nn.ModuleList(
@@ -307,19 +320,29 @@ class ResidualVQ(nn.Module):
             for codebook in codebooks:
                 steps.enter_context(codebook.step_of())
         ranks = ranks_of(first, type(self).__name__)
+        frozen = freeze_codebook or first.freeze_codebook
+        tokens = enter(x, token_mask, layout, self.project_in)
+        seeded = self.training and self.quantize_dropout and seed is not None
         # Before the depth is drawn, so that ranks draw the same depth.
-        handshake(codebooks, ranks)
+        agree_in_stack(
+            self,
+            first,
+            codebooks,
+            ranks,
+            frozen=frozen,
+            dtype=tokens.dtype,
+            depth=cast(int, self._depth(seed)) if seeded else None,
+        )
         if self.training:
             begin_step(codebooks)
         if depth is None:
             depth = self._depth(seed)
-        tokens = enter(x, token_mask, layout, self.project_in)
         request = StackRequest(
             mask=token_mask,
             batch=tokens.shape[:2],
             targets=targets,
             temperature=sample_codebook_temp,
-            frozen=freeze_codebook or first.freeze_codebook,
+            frozen=frozen,
             depth=depth,
             ranks=ranks,
             beam=beam,

@@ -307,8 +307,8 @@ class SimVQ(WideBuffers):
         return Layout(self.dim, 1, False, self.channel_first, None, "SimVQ")
 
 
-def handshake(levels: list[SimVQ], rng: Tensor | None, owner: str) -> None:
-    """The handshake of one quantizer, or of the levels of a stack and its generator."""
+def handshake(levels: list[SimVQ], rng: Tensor | None, owner: str, stack: str = "") -> None:
+    """The handshake of one quantizer, or of the levels of a stack, its generator and its options as text."""
     first = levels[0]
     group = group_of(first) if first.training else ""
     if not group:
@@ -318,5 +318,5 @@ def handshake(levels: list[SimVQ], rng: Tensor | None, owner: str) -> None:
     state = [level.frozen_codebook for level in levels]
     if rng is not None:
         state.append(rng)
-    signature = f"{owner} of {len(levels)} levels, {size}"
+    signature = f"{stack}{owner} of {len(levels)} levels, {size}"
     _ops.handshake_(state, handle=first.handle, signature=signature, **ranks.named())

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iomanip>
 #include <map>
 #include <sstream>
 
@@ -11,6 +12,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include "distributed/fingerprint.h"
+
 namespace torchvq::distributed {
 namespace {
 
@@ -19,12 +22,22 @@ constexpr int64_t kWordBits = 16;
 constexpr int64_t kNoteBytes = 1024;
 constexpr int64_t kTextBytes = kNoteBytes - static_cast<int64_t>(sizeof(int64_t)) - 1;
 
+/// The text, or its beginning and a hash of all of it: texts that differ only beyond the room of a
+/// note still differ.
+std::string shortened(const std::string& text) {
+  if (static_cast<int64_t>(text.size()) <= kTextBytes) return text;
+  std::ostringstream rest;
+  rest << "... (hash " << std::hex << std::setw(16) << std::setfill('0') << fingerprint(text)
+       << ")";
+  return text.substr(0, static_cast<size_t>(kTextBytes) - rest.str().size()) + rest.str();
+}
+
 at::Tensor encode(const Note& note) {
   auto bytes = at::zeros({kNoteBytes}, at::kByte);
   auto* to = static_cast<char*>(bytes.mutable_data_ptr());
   std::memcpy(to, &note.number, sizeof(note.number));
-  std::memcpy(to + sizeof(note.number), note.text.data(),
-              std::min<size_t>(note.text.size(), static_cast<size_t>(kTextBytes)));
+  const auto text = shortened(note.text);
+  std::memcpy(to + sizeof(note.number), text.data(), text.size());
   return bytes;
 }
 

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <set>
 #include <sstream>
+#include <utility>
 #include <vector>
 
 #include <ATen/TensorOperators.h>
@@ -46,33 +48,33 @@ void broadcast(const Group& group, at::TensorList state) {
   }
 }
 
-/// The handshakes of this process: module, group and signature. Ranks that run as
+/// The handshakes of this process: module, group and signatures. Ranks that run as
 /// threads have different handles.
 class Register {
  public:
-  /// Whether a module has already done its handshake. All ranks see the same values, so all agree.
+  /// Whether a module has already done this handshake. All ranks see the same values, so all agree.
   bool contains(int64_t handle, const Group& group, uint64_t signature) {
     const std::scoped_lock lock(mutex_);
-    const auto found = entries_.find(handle);
-    if (found == entries_.end()) return false;
-    auto& entry = found->second;
+    auto& entry = entries_[handle];
     const uint64_t now = group.collectives();
-    const bool same =
-        entry.group == group.name() && entry.signature == signature && entry.collectives <= now;
-    if (same) entry.collectives = now;
-    return same;
+    // A group of the same name that has run fewer collectives is a new one.
+    if (entry.group != group.name() || entry.collectives > now) entry = {group.name(), now, {}};
+    entry.collectives = now;
+    return entry.signatures.count(signature) > 0;
   }
 
-  void set(int64_t handle, const Group& group, uint64_t signature) {
+  void add(int64_t handle, const Group& group, uint64_t signature) {
     const std::scoped_lock lock(mutex_);
-    entries_[handle] = {group.name(), signature, group.collectives()};
+    auto& entry = entries_[handle];
+    entry.collectives = group.collectives();
+    entry.signatures.insert(signature);
   }
 
  private:
   struct Entry {
     std::string group;
-    uint64_t signature;
-    uint64_t collectives;  ///< run by the group up to the last call
+    uint64_t collectives = 0;       ///< run by the group up to the last call
+    std::set<uint64_t> signatures;  ///< of this group's handshakes; a module may alternate
   };
 
   std::mutex mutex_;
@@ -84,10 +86,27 @@ Register& handshakes() {
   return instance;
 }
 
+/// Stacks have many tensors of few kinds, so these are counted: a note has little room.
 std::string full_signature(at::TensorList state, std::string_view signature) {
+  std::vector<std::pair<std::string, int64_t>> kinds;
+  for (const auto& tensor : state) {
+    std::ostringstream kind;
+    kind << tensor.scalar_type() << tensor.sizes();
+    const auto same = [&](const auto& other) { return other.first == kind.str(); };
+    const auto found = std::find_if(kinds.begin(), kinds.end(), same);
+    if (found == kinds.end()) {
+      kinds.emplace_back(kind.str(), 1);
+    } else {
+      ++found->second;
+    }
+  }
   std::ostringstream text;
   text << signature << (signature.empty() ? "" : ", ") << "state";
-  for (const auto& tensor : state) text << " " << tensor.scalar_type() << tensor.sizes();
+  for (const auto& [kind, count] : kinds) {
+    text << " ";
+    if (count > 1) text << count << " ";
+    text << kind;
+  }
   return text.str();
 }
 
@@ -159,7 +178,7 @@ void handshake_any_(at::TensorList state, int64_t handle, std::string_view signa
                "some of them only); all take the state and the seed of rank 0");
     broadcast(group, state);
   }
-  handshakes().set(handle, group, agreed);
+  handshakes().add(handle, group, agreed);
 }
 
 void nothing(at::TensorList /*state*/, std::string_view /*group_name*/,

@@ -3,16 +3,21 @@
 #include <string>
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/ones.h>
 #include <torch/library.h>
 
 #include <torchvq/distributed/all_reduce.h>
+
+#include "detail/precision.h"
 
 namespace torchvq::functional {
 namespace {
 
 at::Tensor number_of(const at::Tensor& tokens, const std::optional<at::Tensor>& mask) {
-  if (mask) return mask->sum().to(tokens.scalar_type()).reshape({1});
-  return tokens.new_ones({}).mul(tokens.sym_size(0) * tokens.sym_size(1)).reshape({1});
+  const auto dtype = detail::value_dtype(tokens, tokens);
+  if (mask) return mask->sum().to(dtype).reshape({1});
+  const auto one = at::ones({1}, tokens.options().dtype(dtype));
+  return one.mul(tokens.sym_size(0) * tokens.sym_size(1));
 }
 
 std::vector<at::Tensor> average_gradients_over_group(at::TensorList gradients,
@@ -35,7 +40,7 @@ std::vector<at::Tensor> average_gradients(at::TensorList gradients, const at::Te
   }
   std::vector<at::Tensor> parts{number_of(tokens, mask)};
   for (const auto& gradient : gradients)
-    parts.push_back(gradient.reshape({-1}).to(tokens.scalar_type()).mul(parts[0]));
+    parts.push_back(gradient.reshape({-1}).to(parts[0].scalar_type()).mul(parts[0]));
   const auto summed = distributed::all_reduce_statistics(at::cat(parts), options);
   const auto mean = summed.slice(0, 1).div(summed[0].clamp_min(1));
   int64_t begin = 0;

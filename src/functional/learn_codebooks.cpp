@@ -117,15 +117,31 @@ struct Message {
   Tensors x, indices, exponents;
 };
 
+/// What a call does with the statistics. The ranks compare it, because those that used the same
+/// statistics differently would have different codebooks from then on.
+struct Use {
+  size_t codebooks;  ///< that are in use; the others stay as they are
+  std::optional<at::Tensor> weight = std::nullopt;
+  bool learns = true;  ///< otherwise the caller gets them
+};
+
+std::string text_of(const Use& use, const LearnCodebooksOptions& options) {
+  auto text = std::to_string(use.codebooks) + " codebooks in use, statistics ";
+  if (!use.learns) return text + "handed out";
+  text += options.ema_update() ? "move the codes" : "leave the codes";
+  return use.weight ? text + " by a weight" : text;
+}
+
 Message message_of(const std::vector<CodebookState>& states, const std::vector<StepTokens>& all,
-                   const Tensors& wide, const LearnCodebooksOptions& options) {
+                   const Tensors& wide, const LearnCodebooksOptions& options, const Use& use) {
   Message message;
   auto& [synced, x, indices, exponents] = message;
   static_cast<distributed::SyncOptions&>(synced) = options.ranks();
   synced.mask = masks_of(all);
   synced.rng = states[0].rng;
-  synced.signature = options.signature();
+  synced.signature = text_of(use, options) + ", " + options.signature();
   synced.reduction = options.ranks().reduction;
+  if (use.weight) synced.state.push_back(use.weight->to(states[0].cluster_size.options()));
   for (size_t i = 0; i < all.size(); ++i) {
     x.push_back(all[i].x);
     indices.push_back(all[i].indices);
@@ -149,10 +165,10 @@ Exchanged exchanged_by(const distributed::SyncedStatistics& found, at::Tensor of
 /// `offers`: what the replacement of dead codes may need; null if candidates are
 /// not part of this message.
 Exchanged exchange(const std::vector<CodebookState>& states, const std::vector<StepTokens>& tokens,
-                   const Tensors& wide, const LearnCodebooksOptions& options,
+                   const Tensors& wide, const LearnCodebooksOptions& options, const Use& use,
                    const distributed::OfferOptions* offers) {
   const auto all = of_all_codebooks(states, tokens);
-  const auto [synced, x, indices, exponents] = message_of(states, all, wide, options);
+  const auto [synced, x, indices, exponents] = message_of(states, all, wide, options, use);
   auto [found, offered] =
       offers != nullptr
           ? distributed::synced_step_statistics(x, indices, exponents, synced, *offers)
@@ -164,8 +180,9 @@ Exchanged exchange(const std::vector<CodebookState>& states, const std::vector<S
 std::vector<CodeStatistics> collect(const std::vector<CodebookState>& states,
                                     const std::vector<StepTokens>& tokens, const Tensors& wide,
                                     const LearnCodebooksOptions& options) {
-  return options.ranks().alone() ? collect_own(tokens, wide)
-                                 : exchange(states, tokens, wide, options, nullptr).statistics;
+  if (options.ranks().alone()) return collect_own(tokens, wide);
+  const Use use{.codebooks = tokens.size(), .learns = false};
+  return exchange(states, tokens, wide, options, use, nullptr).statistics;
 }
 
 ops::EmaUpdateOptions average_options(const CodebookState& state,
@@ -286,28 +303,32 @@ Tensors learn_exchanged(const std::vector<CodebookState>& states,
 /// The single message of a step: statistics, and candidates if dead codes are replaced.
 Exchanged exchange_step(const std::vector<CodebookState>& states,
                         const std::vector<StepTokens>& tokens, const Tensors& wide,
-                        const LearnCodebooksOptions& options, bool weighted) {
-  if (!options.replaces()) return exchange(states, tokens, wide, options, nullptr);
+                        const LearnCodebooksOptions& options,
+                        const std::optional<at::Tensor>& weight) {
+  const Use use{.codebooks = tokens.size(), .weight = weight};
+  if (!options.replaces()) return exchange(states, tokens, wide, options, use, nullptr);
   const auto sizes = member_of(states, &CodebookState::cluster_size);
   const auto rng = member_of(states, &CodebookState::rng);
-  const distributed::OfferOptions offers{sizes, rng, weighted ? 0 : options.decay(),
+  const distributed::OfferOptions offers{sizes, rng, weight ? 0 : options.decay(),
                                          dead_code_options(options)};
-  return exchange(states, tokens, wide, options, &offers);
+  return exchange(states, tokens, wide, options, use, &offers);
 }
 
 /// The message of a step that is sent now and received later. `tokens` are already copies
 /// of the caller's tensors.
 distributed::StepMessage step_message(const std::vector<CodebookState>& states,
                                       const std::vector<StepTokens>& tokens, const Tensors& wide,
-                                      const LearnCodebooksOptions& options, bool weighted) {
+                                      const LearnCodebooksOptions& options,
+                                      const std::optional<at::Tensor>& weight) {
   const auto all = of_all_codebooks(states, tokens);
-  auto [synced, x, indices, exponents] = message_of(states, all, wide, options);
+  auto [synced, x, indices, exponents] =
+      message_of(states, all, wide, options, {.codebooks = tokens.size(), .weight = weight});
   distributed::StepMessage message{std::move(x), std::move(indices), std::move(exponents),
                                    std::move(synced)};
   if (options.replaces()) {
     message.cluster_size = member_of(states, &CodebookState::cluster_size);
     message.rng = member_of(states, &CodebookState::rng);
-    message.kept = weighted ? 0 : options.decay();
+    message.kept = weight ? 0 : options.decay();
     message.dead = dead_code_options(options);
   }
   return message;
@@ -330,7 +351,8 @@ Tensors learn_kept(const std::vector<CodebookState>& states, const std::vector<S
                    const std::optional<at::Tensor>& weight) {
   // Earlier steps may have used codebooks that this step does not use.
   const auto all = of_all_codebooks(states, tokens);
-  const auto [synced, x, indices, exponents] = message_of(states, all, wide, options);
+  const auto [synced, x, indices, exponents] =
+      message_of(states, all, wide, options, {.codebooks = all.size(), .weight = weight});
   Tensors kept;
   Exchanged exchanged;
   for (const auto& state : states) {
@@ -418,12 +440,12 @@ std::vector<at::Tensor> learn_codebooks_(const std::vector<CodebookState>& state
     wide.store(states.size());
     return counts;
   }
-  const auto counts = options.ranks().alone()
-                          ? learn_alone(states, tokens, wide.codes(), options, weight)
-                          : learn_exchanged(states, tokens,
-                                            exchange_step(states, tokens, wide.codes(), options,
-                                                          weight.has_value()),
-                                            wide.codes(), options, weight);
+  const auto counts =
+      options.ranks().alone()
+          ? learn_alone(states, tokens, wide.codes(), options, weight)
+          : learn_exchanged(states, tokens,
+                            exchange_step(states, tokens, wide.codes(), options, weight),
+                            wide.codes(), options, weight);
   wide.store(tokens.size());
   return counts;
 }
@@ -443,7 +465,7 @@ LearningInFlight::LearningInFlight(std::vector<CodebookState> states,
   const at::NoGradGuard no_grad;
   const WideCodes wide(states, options);
   auto own = copies_of(tokens);
-  auto message = step_message(states, own, wide.codes(), options, weight.has_value());
+  auto message = step_message(states, own, wide.codes(), options, weight);
   // Members are initialised in this order, so the message is sent last.
   impl_.reset(new Impl{std::move(states), std::move(own), std::move(options),
                        weight ? std::optional(weight->clone()) : std::nullopt,

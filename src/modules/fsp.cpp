@@ -1,11 +1,16 @@
 #include <torchvq/modules/fsp.h>
 
 #include <functional>
+#include <ios>
 #include <numeric>
 #include <ostream>
+#include <sstream>
 #include <utility>
 
+#include <ATen/ops/empty.h>
+
 #include <torchvq/distributed/ranks.h>
+#include <torchvq/distributed/replicas.h>
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/vqp_compat.h>
 #include <torchvq/ops/scalar_decode.h>
@@ -45,7 +50,10 @@ detail::Layout layout_of(const FSPOptions& options) {
 
 }  // namespace
 
-FSPImpl::FSPImpl(FSPOptions options_) : options(std::move(options_)) { reset(); }
+FSPImpl::FSPImpl(FSPOptions options_)
+    : options(std::move(options_)), handle_(distributed::new_handle()) {
+  reset();
+}
 
 void FSPImpl::reset() {
   options.validate();
@@ -73,6 +81,19 @@ distributed::SyncOptions FSPImpl::ranks() const {
     found.label = "FSP";
   }
   return found;
+}
+
+void FSPImpl::handshake(const torch::Tensor& latents, const distributed::SyncOptions& ranks) const {
+  distributed::HandshakeOptions call;
+  static_cast<distributed::SyncOptions&>(call) = ranks;
+  call.handle = handle_;
+  std::ostringstream text;
+  text << std::boolalpha << "FSP of levels " << at::IntArrayRef(options.levels()) << ", "
+       << options.act_name() << ", inverse " << options.need_inv_act() << ", rate "
+       << options.quantize_rate() << ", norm " << options.vector_norm();
+  call.signature = text.str();
+  // Notes travel on the device of the state.
+  distributed::handshake_({at::empty({0}, latents.options().dtype(at::kFloat))}, call);
 }
 
 ops::PerturbOptions FSPImpl::perturbation(double eps) const {
@@ -103,13 +124,15 @@ FSPOutput FSPImpl::forward(const torch::Tensor& z, const FSPForwardOptions& call
   if (project_in) {
     latents = detail::apply_linear(project_in, latents);
   }
+  if (const auto shared = ranks(); !shared.group_name.empty()) handshake(latents, shared);
+  // Before the generator advances, because another rank may be lost.
+  const auto moments = norm(latents, token_mask);
   OptionalTensor draws;
   if (is_training() && options.quantize_rate() < 1) {
     draws = take_rng(latents, token_mask, ranks().group_name);
   }
   const auto found = ops::scalar_perturb(latents, options.levels(), draws, options.quantize_rate(),
                                          perturbation(call.eps()), token_mask);
-  const auto moments = norm(latents, token_mask);
   auto output = project_out ? detail::apply_linear(project_out, found.codes) : found.codes;
   output = output.to(z.scalar_type());
   if (token_mask) {

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ios>
 #include <ostream>
+#include <sstream>
 #include <utility>
 
 #include <ATen/ops/full.h>
@@ -21,6 +23,7 @@
 #include "modules/call_checks.h"
 #include "modules/copy_tensors.h"
 #include "modules/layout.h"
+#include "modules/messages.h"
 #include "modules/ranks.h"
 #include "modules/scale_walk.h"
 #include "modules/stats.h"
@@ -53,6 +56,17 @@ std::vector<int64_t> with_batch(int64_t batch, at::IntArrayRef positions) {
   std::vector<int64_t> shape{batch};
   shape.insert(shape.end(), positions.begin(), positions.end());
   return shape;
+}
+
+/// The options besides those of the levels in which all ranks must agree, as text.
+std::string scales_signature(const HierarchicalVQOptions& options,
+                             const std::vector<std::vector<int64_t>>& shapes) {
+  std::ostringstream text;
+  text << std::boolalpha << "HierarchicalVQ of scales";
+  for (const auto& shape : shapes) text << " " << at::IntArrayRef(shape);
+  text << ", shared " << options.shared_codebook() << ", dropout " << options.nested_dropout()
+       << " from " << options.nested_dropout_min_levels();
+  return text.str();
 }
 
 bool is_half_precision(const torch::Tensor& tensor) {
@@ -239,15 +253,24 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
   for (const auto& vq : vqs) codebooks.push_back(vq->codebook_state);
   const auto ranks = detail::ranks_of(get_vq(0), kHierarchicalVQ);
   // Before the depth is drawn, so that ranks draw the same depth.
-  detail::handshake(codebooks, ranks);
+  const auto maps = maps_of(options, x, mask);
+  const bool frozen = call.freeze_codebook().value_or(options.freeze_codebook());
+  if (!ranks.alone()) {
+    detail::agree_in_stack({.first = get_vq(0),
+                            .codebooks = codebooks,
+                            .signature = scales_signature(options, resolved_.shapes),
+                            .frozen = frozen,
+                            .dtype = maps.scalar_type()},
+                           ranks);
+  }
   if (is_training()) detail::begin_step(codebooks);
   const auto depth = scales_in_use(*this);
   const auto done =
-      detail::walk_scales(*this, maps_of(options, x, mask),
+      detail::walk_scales(*this, maps,
                           {.mask = map_mask(options, x, mask),
                            .targets = call.indices().value_or(std::vector<torch::Tensor>()),
                            .temperature = call.sample_codebook_temp(),
-                           .frozen = call.freeze_codebook().value_or(options.freeze_codebook()),
+                           .frozen = frozen,
                            .depth = depth,
                            .ranks = ranks});
   HierarchicalVQOutput output{

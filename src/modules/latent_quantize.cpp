@@ -2,11 +2,13 @@
 
 #include <numeric>
 #include <ostream>
+#include <sstream>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <torchvq/distributed/replicas.h>
 #include <torchvq/functional/latent_codes.h>
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/vqp_compat.h>
@@ -16,6 +18,7 @@
 #include "modules/in_place.h"
 #include "modules/layout.h"
 #include "modules/projection.h"
+#include "modules/ranks.h"
 
 namespace torchvq {
 
@@ -47,7 +50,7 @@ torch::Dtype wide(const torch::Tensor& own, torch::Dtype dtype) {
 }  // namespace
 
 LatentQuantizeImpl::LatentQuantizeImpl(LatentQuantizeOptions options_)
-    : options(std::move(options_)) {
+    : options(std::move(options_)), handle_(distributed::new_handle()) {
   reset();
 }
 
@@ -130,6 +133,20 @@ bool LatentQuantizeImpl::keeps_codebooks() const {
 
 // Forward -----------------------------------------------------------------------------------------
 
+void LatentQuantizeImpl::handshake(const torch::Tensor& latents,
+                                   const distributed::SyncOptions& ranks) const {
+  distributed::HandshakeOptions call;
+  static_cast<distributed::SyncOptions&>(call) = ranks;
+  call.handle = handle_;
+  std::ostringstream text;
+  text << detail::tokens_text(latents.scalar_type()) << "; LatentQuantize of levels "
+       << at::IntArrayRef(options.levels()) << ", own optimizer";
+  call.signature = text.str();
+  std::vector<torch::Tensor> state;
+  for (const auto& own : values()) state.push_back(own.detach());
+  distributed::handshake_(state, call);
+}
+
 std::vector<torch::Tensor> LatentQuantizeImpl::values_of_step(const torch::Tensor& latents,
                                                               const OptionalTensor& mask) {
   auto own = values();
@@ -145,12 +162,13 @@ std::vector<torch::Tensor> LatentQuantizeImpl::values_of_step(const torch::Tenso
     return own;
   }
   {
-    at::AutoGradMode enable_grad(true);
-    const auto target = latents.detach();
-    F::latent_quantize(target, own, /*commitment=*/0, /*quantization=*/1, mask).loss.backward();
     distributed::Ranks ranks;
     ranks.group_name = distributed::default_group();
     ranks.label = kLatentQuantize;
+    if (!ranks.alone()) handshake(latents, ranks);
+    at::AutoGradMode enable_grad(true);
+    const auto target = latents.detach();
+    F::latent_quantize(target, own, /*commitment=*/0, /*quantization=*/1, mask).loss.backward();
     const auto dim = static_cast<int64_t>(options.levels().size());
     const auto rows = target.reshape({1, -1, dim});
     detail::average_gradients(own, target.scalar_type() == at::kDouble ? rows : rows.to(at::kFloat),

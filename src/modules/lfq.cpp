@@ -1,9 +1,12 @@
 #include <torchvq/modules/lfq.h>
 
 #include <cmath>
+#include <ios>
 #include <ostream>
+#include <sstream>
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 
 #include <torchvq/distributed/ranks.h>
@@ -138,12 +141,9 @@ LookupFreeOutput LFQImpl::forward(const torch::Tensor& x, double inv_temperature
   layout.check_input(x);
   const auto token_mask = layout.mask_of_items(x, mask);
   const auto ranks = group();
-  handshake(ranks);
   // The reference quantizes padding as well.
   const auto filled = options.vqp_compat() ? std::nullopt : token_mask;
   const bool projects = static_cast<bool>(project_out);
-  F::LookupFreeArguments arguments{.mask = token_mask, .rotation = {}, .rng = {}};
-  if (const auto draw = draw_for(); draw.defined()) arguments.rng = draw;
   auto tokens = x;
   if (projects) {
     tokens = layout.pack(x);
@@ -151,6 +151,10 @@ LookupFreeOutput LFQImpl::forward(const torch::Tensor& x, double inv_temperature
     if (filled) tokens = F::fill_masked(tokens, *filled);
     tokens = projected(tokens);
   }
+  // Before anything is drawn, so that ranks have the same seed.
+  if (!ranks.empty()) handshake(ranks, tokens);
+  F::LookupFreeArguments arguments{.mask = token_mask, .rotation = {}, .rng = {}};
+  if (const auto draw = draw_for(); draw.defined()) arguments.rng = draw;
   auto found = step(tokens, arguments,
                     step_options()
                         .channel_first(layout.channel_first && !projects)
@@ -229,17 +233,22 @@ std::string LFQImpl::label() const {
          ")";
 }
 
-void LFQImpl::handshake(const std::string& group) const {
-  if (group.empty()) return;
+std::string LFQImpl::signature() const {
+  std::ostringstream text;
+  text << std::boolalpha << label() << ", " << options.num_codebooks() << " codebooks, scale "
+       << options.codebook_scale() << ", spherical " << options.spherical() << ", fraction "
+       << options.frac_per_sample_entropy() << ", vqp_compat " << options.vqp_compat();
+  return text.str();
+}
+
+void LFQImpl::handshake(const std::string& group, const torch::Tensor& tokens) const {
   distributed::HandshakeOptions call;
   call.group_name = group;
   call.label = label();
   call.handle = handle_;
-  call.signature = label() + ", " + std::to_string(options.num_codebooks()) + " codebooks, scale " +
-                   std::to_string(options.codebook_scale()) + ", spherical " +
-                   std::to_string(options.spherical()) + ", fraction " +
-                   std::to_string(options.frac_per_sample_entropy());
-  std::vector<torch::Tensor> state;
+  call.signature = detail::tokens_text(tokens.scalar_type()) + "; " + signature();
+  // Notes travel on the device of the state.
+  std::vector<torch::Tensor> state{at::empty({0}, tokens.options().dtype(at::kFloat))};
   for (const auto& tensor : {rng, orthogonal_rot}) {
     if (tensor.defined()) state.push_back(tensor);
   }

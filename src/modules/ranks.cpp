@@ -1,5 +1,7 @@
 #include "modules/ranks.h"
 
+#include <utility>
+
 #include <torchvq/distributed/replicas.h>
 
 #include "distributed/group.h"
@@ -36,14 +38,31 @@ Ranks ranks_of(const VectorQuantizeImpl& vq, const std::string& owner) {
 }
 
 std::string joined_signature(const std::vector<Codebook>& codebooks) {
-  std::string signature;
+  // Levels of a stack mostly have the same options, and errors have little room.
+  std::vector<std::pair<std::string, int64_t>> runs;
   for (const auto& codebook : codebooks) {
-    signature += (signature.empty() ? "" : "; ") + codebook->signature();
+    auto text = codebook->signature();
+    if (!runs.empty() && runs.back().first == text) {
+      ++runs.back().second;
+    } else {
+      runs.emplace_back(std::move(text), 1);
+    }
+  }
+  std::string signature;
+  for (const auto& [text, count] : runs) {
+    if (!signature.empty()) signature += "; ";
+    if (count > 1) signature += std::to_string(count) + " levels of ";
+    signature += text;
   }
   return signature;
 }
 
-void handshake(const std::vector<Codebook>& codebooks, const Ranks& ranks) {
+std::string tokens_text(at::ScalarType dtype) {
+  return dtype == at::kDouble ? "float64 tokens" : "float32 tokens";
+}
+
+void handshake(const std::vector<Codebook>& codebooks, const Ranks& ranks,
+               const std::string& call) {
   if (ranks.alone()) {
     return;
   }
@@ -54,7 +73,7 @@ void handshake(const std::vector<Codebook>& codebooks, const Ranks& ranks) {
   for (const auto& codebook : codebooks) {
     append(state, codebook->replicated_state());
   }
-  options.signature = joined_signature(codebooks) + "; reduction " + ranks.reduction;
+  options.signature = call + ", reduction " + ranks.reduction + ", " + joined_signature(codebooks);
   distributed::handshake_(state, options);
 }
 

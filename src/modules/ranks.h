@@ -20,11 +20,17 @@ std::string group_of(const VectorQuantizeImpl& vq);
 /// is no group in evaluation.
 Ranks ranks_of(const VectorQuantizeImpl& vq, const std::string& owner);
 
-/// The state of the codebooks that must be the same on all ranks.
+/// The options of the codebooks that must be the same on all ranks.
 std::string joined_signature(const std::vector<Codebook>& codebooks);
+
+/// The dtype in which tokens enter messages: it decides their size.
+std::string tokens_text(at::ScalarType dtype);
 
 /// The handshake before the first synchronised step: rejects ranks with different options, and
 /// makes their states equal.
-void handshake(const std::vector<Codebook>& codebooks, const Ranks& ranks);
+///
+/// @param call  what the call has to have in common with those of other ranks besides the options
+///              of the codebooks. Each text has a handshake.
+void handshake(const std::vector<Codebook>& codebooks, const Ranks& ranks, const std::string& call);
 
 }  // namespace torchvq::detail

@@ -48,8 +48,12 @@ RefinedHeads refined(ResidualVQImpl& rvq, const at::Tensor& tokens, const Option
   const auto layout = detail::layout_of(rvq);
   const auto mask = layout.token_mask(tokens, given, std::nullopt);
   const auto ranks = refining_ranks(rvq);
-  detail::handshake(detail::codebooks_of(rvq), ranks);
   const auto inputs = layout.split_heads(detail::enter_stack(tokens, mask, layout, rvq.project_in));
+  if (!ranks.alone()) {
+    // The refinement compares its options itself.
+    detail::handshake(detail::codebooks_of(rvq), ranks,
+                      "refine, " + detail::tokens_text(inputs.scalar_type()));
+  }
   std::vector<at::Tensor> codebooks;
   for (const auto& level : rvq.levels) codebooks.push_back(level->codebook_state->embed);
   options.label("refine").weights(detail::beam_weights_of(rvq, rvq.num_quantizers()));

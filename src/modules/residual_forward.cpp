@@ -1,5 +1,8 @@
 // The forward of ResidualVQ.
+#include <ios>
 #include <optional>
+#include <sstream>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -9,6 +12,7 @@
 #include "detail/checks.h"
 #include "detail/joined.h"
 #include "modules/call_checks.h"
+#include "modules/messages.h"
 #include "modules/ranks.h"
 #include "modules/residual_beam.h"
 #include "modules/residual_engine.h"
@@ -132,6 +136,18 @@ ResidualVQOutput result_of(const Pending& pending, const Walk& walk, const torch
   return result;
 }
 
+/// The options of the stack in which all ranks must agree; those of its levels are separate.
+std::string stack_signature(const ResidualVQImpl& rvq) {
+  const auto& options = rvq.options;
+  std::ostringstream text;
+  text << std::boolalpha << "ResidualVQ of " << rvq.num_quantizers() << " levels, shared "
+       << options.shared_codebook() << ", implicit " << options.implicit_neural_codebook()
+       << ", dropout " << options.quantize_dropout() << " from "
+       << options.quantize_dropout_cutoff_index() << " in multiples of "
+       << options.quantize_dropout_multiple_of();
+  return text.str();
+}
+
 }  // namespace
 
 StackRequest checked_request(const ResidualVQImpl& rvq, const torch::Tensor& x,
@@ -155,16 +171,26 @@ StackRequest checked_request(const ResidualVQImpl& rvq, const torch::Tensor& x,
 Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwardOptions& call,
               StackRequest request, std::optional<int64_t>& depth, bool together) {
   const auto layout = layout_of(rvq);
+  const auto tokens = enter_stack(x, request.mask, layout, rvq.project_in);
   // Before the depth is drawn, so that ranks draw the same depth.
-  handshake(codebooks_of(rvq), request.ranks);
+  const auto& seed = call.rand_quantize_dropout_fixed_seed();
+  if (!request.ranks.alone()) {
+    const bool seeded = seed && rvq.options.quantize_dropout();
+    agree_in_stack({.first = *rvq.levels[0],
+                    .codebooks = codebooks_of(rvq),
+                    .signature = stack_signature(rvq),
+                    .frozen = request.frozen,
+                    .dtype = tokens.scalar_type(),
+                    .seeded_depth = seeded ? std::optional(depth_of(rvq, seed)) : std::nullopt},
+                   request.ranks);
+  }
   if (rvq.is_training()) {
     begin_step(codebooks_of(rvq));
   }
   if (!depth) {
-    depth = depth_of(rvq, call.rand_quantize_dropout_fixed_seed());
+    depth = depth_of(rvq, seed);
   }
   request.depth = *depth;
-  const auto tokens = enter_stack(x, request.mask, layout, rvq.project_in);
   request.batch = tokens.size(0);
   request.tokens = tokens.size(1);
   const auto inputs = layout.split_heads(tokens);

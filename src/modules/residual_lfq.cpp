@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <ostream>
+#include <sstream>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/nn/modules/container/modulelist.h>
@@ -140,14 +142,24 @@ detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Steps& st
   return own;
 }
 
-void ResidualLFQImpl::handshake(const std::string& group) const {
+void ResidualLFQImpl::handshake(const std::string& group, const torch::Tensor& x) const {
   distributed::HandshakeOptions call;
   call.group_name = group;
   call.label = levels[0]->label();
   call.handle = levels[0]->handle_;
-  call.signature =
-      "ResidualLFQ of " + std::to_string(options.num_quantizers()) + " levels, " + call.label;
-  std::vector<torch::Tensor> state;
+  // The dtype of the projected tokens; half precision becomes float32.
+  const auto dtype = project_in ? project_in->weight.scalar_type() : x.scalar_type();
+  std::ostringstream text;
+  text << detail::tokens_text(dtype) << "; ResidualLFQ of " << options.num_quantizers()
+       << " levels, ";
+  if (drops()) {
+    text << "dropout from " << options.quantize_dropout_cutoff_index() << " in multiples of "
+         << options.quantize_dropout_multiple_of() << ", ";
+  }
+  text << levels[0]->signature();
+  call.signature = text.str();
+  // Notes travel on the device of the state.
+  std::vector<torch::Tensor> state{at::empty({0}, x.options().dtype(at::kFloat))};
   if (rng.defined()) state.push_back(rng);
   for (const auto& level : levels) {
     if (level->orthogonal_rot.defined()) state.push_back(level->orthogonal_rot);
@@ -169,7 +181,7 @@ ResidualLFQImpl::Pending ResidualLFQImpl::start(const torch::Tensor& x,
   const auto mask = detail::checked_mask(layout(), x, call.mask());
   const auto group = levels[0]->group();
   // Before anything is drawn or rotated, so that ranks have equal state.
-  if (!group.empty()) handshake(group);
+  if (!group.empty()) handshake(group, x);
   const auto& seed = call.rand_quantize_dropout_fixed_seed();
   const bool dropping = is_training() && drops();
   const bool drawing = is_training() && options.lfq().frac_per_sample_entropy() < 1;

@@ -197,6 +197,10 @@ void ResidualSimVQImpl::handshake(const std::string& group) const {
                ", codebook_size=" + std::to_string(options.codebook_size()) + ")";
   call.handle = levels[0]->handle();
   call.signature = call.label + " of " + std::to_string(options.num_quantizers()) + " levels";
+  if (drops()) {
+    call.signature += ", dropout from " + std::to_string(options.quantize_dropout_cutoff_index()) +
+                      " in multiples of " + std::to_string(options.quantize_dropout_multiple_of());
+  }
   std::vector<torch::Tensor> state;
   if (rng.defined()) state.push_back(rng);
   for (const auto& level : levels) state.push_back(level->frozen_codebook);

@@ -17,6 +17,7 @@
 #include "modules/copy_tensors.h"
 #include "modules/in_place.h"
 #include "modules/layout.h"
+#include "modules/messages.h"
 #include "modules/projection.h"
 #include "modules/ranks.h"
 #include "modules/search.h"
@@ -140,8 +141,8 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
   check_topk(call.topk());
   const auto request = request_of(*this, x, call);
   check_arguments(x, call);
-  detail::handshake({codebook_state}, request.ranks);
   if (!project_in) {
+    detail::agree(*this, request, x.scalar_type());
     const auto found = detail::step(*this, x, std::nullopt, request, detail::token_layout(options));
     return {found.quantized, found.indices, found.loss, found.breakdown};
   }
@@ -150,6 +151,7 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
   const auto tokens = request.mask ? F::fill_masked(packed, *request.mask) : packed;
   // Codes are passed to project_out unrounded.
   const auto projected = project(tokens);
+  detail::agree(*this, request, projected.scalar_type());
   const auto inner = detail::token_layout(options).channel_first(false).zeros_for_masked(true);
   auto [quantized, indices, loss, terms] =
       detail::step(*this, projected.to(detail::compute_dtype(projected)), tokens, request, inner);
@@ -276,7 +278,7 @@ void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch:
     inputs = ops::unit_vectors(inputs);
   }
   const auto ranks = detail::ranks_of(*this, kVectorQuantize);
-  detail::handshake({codebook_state}, ranks);
+  detail::agree_to_learn(*this, ranks, inputs.scalar_type());
   codebook_state->learn(inputs, layout.split_indices(indices), head_mask, /*ema_update=*/true,
                         /*accumulate=*/false, std::nullopt, ranks);
 }

@@ -16,8 +16,8 @@ namespace torchvq::functional {
 /// Formula      sum over ranks of n_r g_r / sum over ranks of n_r, with n_r the tokens of a rank
 ///
 /// @param gradients  any number of floating-point tensors, of the same shapes on all ranks.
-/// @param tokens     (H, T, D), this rank's; only their shape and dtype are read, and the sum is in
-///                   that dtype.
+/// @param tokens     (H, T, D), this rank's; only their shape and dtype are read; the sum is in
+///                   float32, of float64 tokens in float64.
 /// @param mask       (H, T), bool; True marks a real token. Default: all real.
 /// @return           new tensors like gradients. Without a group, or without gradients: copies, and
 ///                   nothing is sent; otherwise one all-reduce. No gradient. No token on any rank:

@@ -1,6 +1,7 @@
 // FSP: finite scalar perturbation; training adds noise to features, evaluation rounds them.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include <torch/nn/modules/common.h>
@@ -70,9 +71,12 @@ class TORCHVQ_API FSPImpl : public KeptBuffers<FSPImpl>, public NoisyModule {
 
  private:
   distributed::SyncOptions ranks() const;
+  void handshake(const torch::Tensor& latents, const distributed::SyncOptions& ranks) const;
   ops::PerturbOptions perturbation(double eps) const;
   ops::MomentLoss norm(const torch::Tensor& latents,
                        const std::optional<torch::Tensor>& mask) const;
+
+  int64_t handle_;
 };
 
 TORCH_MODULE(FSP);

@@ -13,6 +13,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
+#include <torchvq/distributed/sync.h>
 #include <torchvq/export.h>
 #include <torchvq/modules/in_place_optimizer.h>
 #include <torchvq/options/latent_quantize.h>
@@ -91,7 +92,10 @@ class TORCHVQ_API LatentQuantizeImpl : public torch::nn::Cloneable<LatentQuantiz
  private:
   std::vector<torch::Tensor> values_of_step(const torch::Tensor& latents,
                                             const std::optional<torch::Tensor>& mask);
+  void handshake(const torch::Tensor& latents, const distributed::SyncOptions& ranks) const;
+
   std::vector<torch::Tensor> fixed_;  ///< values that do not learn
+  int64_t handle_;
 };
 
 TORCH_MODULE(LatentQuantize);

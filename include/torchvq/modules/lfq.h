@@ -133,7 +133,8 @@ class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
   torch::Tensor draw_for() const;
   std::string group() const;
   std::string label() const;
-  void handshake(const std::string& group) const;
+  std::string signature() const;
+  void handshake(const std::string& group, const torch::Tensor& tokens) const;
   void warn_if_unbounded() const;
 
   bool is_level_;

@@ -103,7 +103,7 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
   std::vector<torch::Tensor> own_totals(const Steps& steps) const;
   torch::Tensor losses(const Steps& steps,
                        const std::vector<std::optional<torch::Tensor>>& totals) const;
-  void handshake(const std::string& group) const;
+  void handshake(const std::string& group, const torch::Tensor& x) const;
   bool drops() const { return options.quantize_dropout() && options.num_quantizers() > 1; }
 };
 

@@ -81,15 +81,42 @@ def group_name(process_group: object) -> str | None:
 
 def joined_signature(quantizers: Iterable["Codebook | LFQ"]) -> str:
     """The options in which all ranks must agree, as text; error messages quote it."""
-    return "; ".join(quantizer.signature for quantizer in quantizers)
+    # Levels of a stack mostly have the same options, and errors have little room.
+    texts: list[str] = []
+    counts: list[int] = []
+    for quantizer in quantizers:
+        if texts and texts[-1] == quantizer.signature:
+            counts[-1] += 1
+        else:
+            texts.append(quantizer.signature)
+            counts.append(1)
+    runs = zip(texts, counts, strict=True)
+    return "; ".join(text if count == 1 else f"{count} levels of {text}" for text, count in runs)
 
 
-def handshake(codebooks: Sequence["Codebook"], ranks: Ranks) -> None:
-    """Before the first synchronised step, compares options over the ranks and gives all ranks the same state."""
+def tokens_text(dtype: torch.dtype) -> str:
+    """The dtype in which tokens enter messages, as text for the handshake: it decides their size."""
+    return "float64 tokens" if dtype == torch.float64 else "float32 tokens"
+
+
+def on_device_of(tokens: Tensor) -> Tensor:
+    """A tensor without elements, for handshakes of modules without state: notes travel on the device of the state."""
+    return torch.empty(0, device=tokens.device, dtype=torch.float32)
+
+
+def handshake(codebooks: Sequence["Codebook"], ranks: Ranks, call: str) -> None:
+    """Before the first synchronised step, compares options over the ranks and gives all ranks the same state.
+
+    Args:
+        codebooks: of the quantizer, or of all levels of a stack.
+        ranks: the ranks that learn together.
+        call: what the call has to have in common with those of other ranks besides the options of the codebooks, as
+            text. Each text has a handshake.
+    """
     if ranks.alone or codebooks[0].replaying:
         return
     state = [tensor for codebook in codebooks for tensor in codebook.replicated_state()]
-    signature = f"{joined_signature(codebooks)}; reduction {ranks.reduction}"
+    signature = f"{call}, reduction {ranks.reduction}, {joined_signature(codebooks)}"
     _ops.handshake_(state, handle=codebooks[0].handle, signature=signature, **ranks.named())
 
 

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from torchvq._base.layout import Layout
 from torchvq._base.projection import project, projects_nothing
-from torchvq._base.ranks import ALONE, handshake, ranks_of
+from torchvq._base.ranks import ALONE, ranks_of
 from torchvq._base.wide_buffers import HALF
+from torchvq._codebook.messages import agree, agree_to_learn
 from torchvq._codebook.request import Request
 from torchvq._codebook.search import prepare, stored_codes
 from torchvq._codebook.step import Step, step
@@ -46,8 +47,8 @@ def evaluate_at_once(
 
 def projected_step(vq: "VectorQuantize", x: Tensor, request: Request, layout: Layout) -> Step:
     """A step with the projections around it, if there are any."""
-    handshake([vq._codebook], request.ranks)
     if projects_nothing(vq.project_in, vq.project_out):
+        agree(vq, request, x.dtype)
         return step(vq, x, None, request, layout)
     packed = layout.pack(x)
     # Padding may hold anything, including NaN; zeros keep it out of every gradient.
@@ -55,6 +56,7 @@ def projected_step(vq: "VectorQuantize", x: Tensor, request: Request, layout: La
     projected = project(vq.project_in, tokens)
     if projected.dtype in HALF:
         projected = projected.float()  # so that project_out gets the codes unrounded
+    agree(vq, request, projected.dtype)
     found = step(vq, projected, tokens, request, layout._replace(channel_first=False))
     output = project(vq.project_out, found.quantized).to(x.dtype)
     if request.mask is not None:
@@ -79,7 +81,7 @@ def learn_from_indices(
     with torch.no_grad():
         inputs = _metric_space(vq, layout.split_heads(project(vq.project_in, layout.pack(x))))
         ranks = ranks_of(vq)
-        handshake([vq._codebook], ranks)
+        agree_to_learn(vq, ranks, inputs.dtype)
         vq._codebook.learn(
             inputs, layout.split_indices(indices), head_mask, ema_update=True, ranks=ranks
         )

@@ -12,6 +12,8 @@ from torchvq._base.sharded import keep_in_shards
 from torchvq._base.transforms import is_mapped
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from torchvq.latent_quantization import LatentQuantize
     from torchvq.residual_vq import ResidualVQ
     from torchvq.vector_quantize import VectorQuantize
@@ -94,6 +96,13 @@ def in_place_step(
         vq.update_in_place_optimizer()
     state.record_embed()
     return loss.detach()
+
+
+def optimizer_text(optimizer: "Optimizer | None") -> str:
+    """The optimizer in which all ranks must agree: its class and learning rate."""
+    if optimizer is None:
+        return "none"
+    return f"{type(optimizer).__name__} of rate {optimizer.defaults.get('lr')}"
 
 
 # The optimizer's state in the module's checkpoint --------------------------------------------------------------

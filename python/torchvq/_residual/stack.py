@@ -62,6 +62,8 @@ class ResidualStack(RandomState):
     gradient = "attached"
     vqp_compat = False
     communicates = False  # whether ranks exchange messages in a training forward
+    # Options in which ranks must agree, as text, besides those of the levels.
+    signature = ""
     heads = 1  # codes per latent and level; levels see each head as a token
 
     dim: int
@@ -99,6 +101,9 @@ class ResidualStack(RandomState):
             has_projections=inner_dim != dim,
             draws=draws,
         )
+        if self.quantize_dropout:
+            rule = quantize_dropout_cutoff_index, quantize_dropout_multiple_of
+            self.signature = f"dropout from {rule[0]} in multiples of {rule[1]}; "
         self.project_in, self.project_out = make_projections(dim, inner_dim)
         if self.quantize_dropout or draws:
             self.keep_rng()
@@ -127,8 +132,8 @@ class ResidualStack(RandomState):
         """Indices in the shape that the family returns, reshaped to (B, *, q)."""
         return indices
 
-    def handshake(self) -> None:
-        """Communication of ranks before a training forward, for families that have it."""
+    def handshake(self, inputs: Tensor) -> None:
+        """Communication of ranks before a training forward from these inputs, for families that have it."""
 
     def choose_codes(self, inputs: Tensor, mask: Tensor | None) -> Tensor | None:
         """Indices (B, N, Q), if the codes of all levels are chosen before the loop (beam search); else None."""
@@ -159,14 +164,14 @@ class ResidualStack(RandomState):
         layout = self.layout
         layout.check_input(x)
         token_mask = layout.mask_of_items(x, mask)
+        inputs = self.prepare_inputs(enter(x, token_mask, layout, self.project_in))
         if self.training and self.communicates:
-            self.handshake()
+            self.handshake(inputs)
         draws = self.draws or (self.quantize_dropout and seed is None)
         steps = self.training and (draws or self.communicates)
         with self.step_of(draws=draws) if steps else nullcontext() as rng:
             if depth is None:
                 depth = self._depth(seed, rng)
-            inputs = self.prepare_inputs(enter(x, token_mask, layout, self.project_in))
             rows, row_mask = self._split_heads(inputs, token_mask)
             total, indices, codes, details = self._walk(
                 rows, row_mask, rng if self.draws else None, depth, return_all_codes

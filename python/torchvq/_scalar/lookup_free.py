@@ -8,7 +8,14 @@ from torch import Tensor
 
 from torchvq._base.projection import projects_nothing
 from torchvq._base.random_state import Step
-from torchvq._base.ranks import ALONE, Ranks, group_of, joined_signature
+from torchvq._base.ranks import (
+    ALONE,
+    Ranks,
+    group_of,
+    joined_signature,
+    on_device_of,
+    tokens_text,
+)
 from torchvq.outputs import LookupFreeLossBreakdown
 
 if TYPE_CHECKING:
@@ -130,14 +137,23 @@ class Pending(NamedTuple):
     step: Step | None  # the record of a checkpointed forward
 
 
-def handshake(quantizers: Sequence["LFQ"], rng: Tensor | None, ranks: Ranks) -> None:
-    """Before the first synchronised step, compares options over the ranks and gives all the same state and seed."""
+def handshake(
+    quantizers: Sequence["LFQ"], rng: Tensor | None, ranks: Ranks, tokens: Tensor, stack: str = ""
+) -> None:
+    """Before the first synchronised step, compares options over the ranks and gives all the same state and seed.
+
+    Args:
+        quantizers: all levels of a stack, or one quantizer.
+        rng: the generator, if there is one.
+        ranks: the ranks that share their entropies.
+        tokens: projected; their dtype is that of the message, and their device must be one of the group.
+        stack: options of the stack in which all ranks must agree, as text.
+    """
     if ranks.alone:
         return
     state = [buffer for lfq in quantizers for buffer in lfq.replicated_state()]
-    if rng is not None:
-        state.append(rng)
-    signature = joined_signature(quantizers)
+    state.append(on_device_of(tokens) if rng is None else rng)
+    signature = f"{tokens_text(tokens.dtype)}; {stack}{joined_signature(quantizers)}"
     _ops.handshake_(state, handle=quantizers[0].handle, signature=signature, **ranks.named())
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchvq._base.ranks import ALONE, Ranks, group_of, handshake
+from torchvq._base.ranks import ALONE, Ranks, group_of, handshake, tokens_text
 from torchvq._residual.engine import enter
 from torchvq.grouped_residual_vq import GroupedResidualVQ
 from torchvq.residual_vq import ResidualVQ
@@ -143,8 +143,9 @@ def _refined(
     token_mask = layout.token_mask(tokens, mask, None)
     group = group_of(stack.levels[0])
     ranks = Ranks(group, f"refine of {type(stack).__name__}(dim={stack.dim})") if group else ALONE
-    handshake(stack._codebooks(), ranks)
     inputs = layout.split_heads(enter(tokens, token_mask, layout, stack.project_in))
+    # The operator compares its options itself.
+    handshake(stack._codebooks(), ranks, f"refine, {tokens_text(inputs.dtype)}")
     weights = stack.beam_weights
     refined = _ops.refine_codebooks(
         inputs,

@@ -112,6 +112,27 @@ TEST(Engine, RanksWithOtherSizesHearItFromTheHandshake) {
   }
 }
 
+TEST(Engine, SignaturesMayAlternateAndBeLong) {
+  reset_traffic();
+  const std::string options(3000, 'x');
+  const auto errors = on_ranks(2, [&](int rank, const std::string& name) {
+    HandshakeOptions call;
+    call.group_name = name;
+    call.handle = new_handle();
+    for (int step = 0; step < 6; ++step) {
+      call.signature = options + (step % 2 == 0 ? "a" : "b");
+      handshake_({torch::zeros({3})}, call);
+    }
+    call.signature = options + std::to_string(rank);
+    handshake_({torch::zeros({3})}, call);
+  });
+  for (const auto& error : errors) {
+    EXPECT_NE(error.find("expected all ranks to have the same quantizer"), std::string::npos);
+    EXPECT_NE(error.find("xxx... (hash "), std::string::npos) << error;
+  }
+  EXPECT_EQ(traffic().all_gathers, 2 * 3) << "a handshake for each signature";
+}
+
 TEST(Engine, RanksInOtherStepsHearItFromTheHeader) {
   const auto errors = on_ranks(2, [&](int rank, const std::string& name) {
     const auto own = tokens_of(0);

@@ -181,8 +181,8 @@ TEST(SyncedLFQTest, RanksWithOtherOptionsFindOut) {
     step_of(models[own], batch_of(0, 2)[own]);
   });
   for (const auto& error : errors) {
-    EXPECT_NE(error.find("spherical 1"), std::string::npos) << error;
-    EXPECT_NE(error.find("spherical 0"), std::string::npos) << error;
+    EXPECT_NE(error.find("spherical true"), std::string::npos) << error;
+    EXPECT_NE(error.find("spherical false"), std::string::npos) << error;
   }
 }
 

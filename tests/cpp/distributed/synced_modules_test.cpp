@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -13,6 +14,7 @@
 #include <torch/utils.h>
 
 #include <torchvq/distributed/ranks.h>
+#include <torchvq/modules/fsp.h>
 #include <torchvq/modules/grouped_residual_vq.h>
 #include <torchvq/modules/state_dict.h>
 
@@ -326,6 +328,114 @@ TEST(SyncedModulesTest, UnequalCodebooksAreASentenceOnEveryRank) {
     }
     expect_same(state_of(models[0]), before, 0);
   }
+}
+
+/// Trains rank 1 with another model than rank 0; every rank must hear of both, and keep its state.
+void expect_a_sentence(const Make& usual, const Make& other, const std::string& first,
+                       const std::string& second) {
+  const std::vector<Model> models{usual(group_of(0)), other(group_of(1))};
+  const std::vector<State> before{state_of(models[0]), state_of(models[1])};
+  const auto errors = on_ranks(2, [&](int rank, const std::string&) {
+    models[rank].forward(batch_of(0, 2)[1].x, std::nullopt);
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_NE(errors[rank].find("the same quantizer"), std::string::npos) << errors[rank];
+    EXPECT_NE(errors[rank].find(first), std::string::npos) << errors[rank];
+    EXPECT_NE(errors[rank].find(second), std::string::npos) << errors[rank];
+    expect_same(state_of(models[rank]), before[rank], 0);
+  }
+}
+
+TEST(SyncedModulesTest, OptionsThatDecideOnMessagesMustBeEqual) {
+  const auto kmeans = [](auto& o) { o.kmeans_init(true); };
+  const auto with = [&](const Configure& configure) {
+    return single([kmeans, configure](auto& o) {
+      kmeans(o);
+      configure(o);
+    });
+  };
+  const auto sgd = [](std::vector<torch::Tensor> parameters) {
+    return std::make_shared<torch::optim::SGD>(std::move(parameters),
+                                               torch::optim::SGDOptions(0.1));
+  };
+  const std::vector<std::tuple<Configure, std::string, std::string>> rows = {
+      {[](auto& o) { o.sync_kmeans(false); }, "over ranks true", "over ranks false"},
+      {[](auto& o) { o.freeze_codebook(true); }, "frozen false", "frozen true"},
+      {[](auto& o) { o.ema_update(false); }, "moving averages true", "moving averages false"},
+      {[](auto& o) { o.codebook_diversity_loss_weight(0.5); }, "diversity 0 ", "diversity 0.5 "},
+      {[&](auto& o) {
+         o.learnable_codebook(true).ema_update(false).in_place_codebook_optimizer(sgd);
+       },
+       "own optimizer false", "own optimizer true"},
+      {[](auto& o) { o.affine_param(true).sync_affine_param(true); }, "affine false",
+       "affine true"},
+  };
+  for (const auto& [configure, first, second] : rows) {
+    expect_a_sentence(with([](auto&) {}), with(configure), first, second);
+  }
+  expect_a_sentence(residual([](auto&) {}), residual([](auto& o) { o.quantize_dropout(true); }),
+                    "dropout false", "dropout true");
+  // A difference beyond the room of a note.
+  expect_a_sentence(residual([](auto& o) {
+                      o.num_quantizers(std::nullopt).codebook_size({8, 9, 8, 9, 8, 9, 8});
+                    }),
+                    residual([](auto& o) {
+                      o.num_quantizers(std::nullopt).codebook_size({8, 9, 8, 9, 8, 9, 9});
+                    }),
+                    "hash", "hash");
+}
+
+TEST(SyncedModulesTest, ADtypeOfOneRankIsASentence) {
+  const auto models = models_of(cases().at("default"), 2);
+  const auto errors = on_ranks(2, [&](int rank, const std::string&) {
+    const auto x = batch_of(0, 2)[1].x;
+    models[rank].forward(rank == 0 ? x : x.to(torch::kDouble), std::nullopt);
+  });
+  for (const auto& error : errors) {
+    EXPECT_NE(error.find("rank 0: float32 tokens"), std::string::npos) << error;
+    EXPECT_NE(error.find("rank 1: float64 tokens"), std::string::npos) << error;
+  }
+}
+
+TEST(SyncedModulesTest, AFrozenCallThatSendsIsAgreedOnOnce) {
+  const auto make = [](int rank) {
+    return VectorQuantize(VectorQuantizeOptions(kDim)
+                              .codebook_size(24)
+                              .process_group(group_of(rank))
+                              .codebook_diversity_loss_weight(0.1));
+  };
+  torch::manual_seed(0);
+  std::vector<VectorQuantize> models{make(0), make(1)};
+  distributed::reset_traffic();
+  const auto frozen = [](bool is) { return VectorQuantizeForwardOptions().freeze_codebook(is); };
+  auto errors = on_ranks(2, [&](int rank, const std::string&) {
+    for (int step = 0; step < 6; ++step) {
+      models[rank]->forward(batch_of(0, 2)[rank].x, frozen(step % 2 == 1));
+    }
+  });
+  EXPECT_EQ(errors, std::vector<std::string>(2));
+  EXPECT_EQ(distributed::traffic().all_gathers, 2 * 2);
+  models = {make(0), make(1)};
+  errors = on_ranks(2, [&](int rank, const std::string&) {
+    models[rank]->forward(batch_of(0, 2)[rank].x, frozen(rank == 1));
+  });
+  for (const auto& error : errors) {
+    EXPECT_NE(error.find("rank 1: frozen, float32 tokens"), std::string::npos) << error;
+  }
+}
+
+TEST(SyncedModulesTest, FSPsOfOtherLevelsAreASentence) {
+  std::vector<FSP> models;
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto levels = rank == 0 ? std::vector<int64_t>{5, 5, 5} : std::vector<int64_t>{5, 5};
+    models.emplace_back(FSPOptions(levels).dim(kDim).process_group(group_of(rank)));
+  }
+  const auto errors = on_ranks(2, [&](int rank, const std::string&) {
+    const auto before = models[rank]->rng.clone();
+    EXPECT_THROW(models[rank]->forward(batch_of(0, 2)[1].x), c10::ValueError);
+    EXPECT_TRUE(torch::equal(models[rank]->rng, before));
+  });
+  EXPECT_EQ(errors, std::vector<std::string>(2));
 }
 
 TEST(SyncedModulesTest, RanksWhoseStateDiffersAreToldAndKeepIt) {

@@ -1,0 +1,124 @@
+"""The handshake before the first training forward that sends certain messages to the other ranks.
+
+Messages of unequal size or kind abort the process (Gloo) or hang (NCCL). So ranks compare, besides their options, which
+messages the call sends. A module that alternates between kinds of calls makes one handshake for each.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from torchvq._base.ranks import Ranks, handshake, tokens_text
+from torchvq._codebook.in_place import learns_in_place
+from torchvq._codebook.request import Request
+
+if TYPE_CHECKING:
+    from torchvq.codebook import Codebook
+    from torchvq.hierarchical_vq import HierarchicalVQ
+    from torchvq.residual_vq import ResidualVQ
+    from torchvq.vector_quantize import VectorQuantize
+
+
+def agree(vq: "VectorQuantize", request: Request, dtype: torch.dtype) -> None:
+    """The handshake of a forward of one quantizer, whose projected tokens have this dtype."""
+    if request.ranks.alone:
+        return
+    codebook = vq._codebook
+    begins = not codebook.initialised
+    sent = _messages(
+        vq,
+        frozen=request.frozen,
+        begins=begins,
+        learns=codebook.training and request.topk is None,
+        ema_update=request.ema_update or request.accumulate,
+        apart=codebook.learns_apart(request.accumulate, request.weight),
+    )
+    call = _call(vq, sent, request.frozen, begins, dtype)
+    # The header of the statistics compares their use, but k-means and the affine map come before.
+    early = not request.frozen and (begins or codebook.affine_param)
+    if early and (request.weight is not None or request.ema_update != vq.ema_update):
+        call = f"moving averages {request.ema_update}, weight {request.weight is not None}, {call}"
+    handshake([codebook], request.ranks, call)
+
+
+def agree_to_learn(vq: "VectorQuantize", ranks: Ranks, dtype: torch.dtype) -> None:
+    """The handshake of an update outside of forward, from projected tokens of this dtype."""
+    if not ranks.alone:
+        handshake([vq._codebook], ranks, _call(vq, ["statistics"], False, False, dtype))
+
+
+def agree_in_stack(
+    stack: "HierarchicalVQ | ResidualVQ",
+    first: "VectorQuantize",
+    codebooks: Sequence["Codebook"],
+    ranks: Ranks,
+    *,
+    frozen: bool,
+    dtype: torch.dtype,
+    depth: int | None = None,
+) -> None:
+    """The handshake of a forward of a stack.
+
+    Args:
+        stack: the module.
+        first: its first level, whose options all levels have.
+        codebooks: of all levels.
+        ranks: the ranks that learn together.
+        frozen: whether the codebooks are frozen in this call.
+        dtype: of the projected tokens.
+        depth: the levels in use, if the caller's seed decides that and not the state that ranks share.
+    """
+    if ranks.alone:
+        return
+    begins = not all(codebook.initialised for codebook in codebooks)
+    sent = _messages(first, frozen=frozen, begins=begins, ema_update=first.ema_update)
+    call = _call(first, sent, frozen, begins, dtype)
+    if depth is not None:
+        call = f"{depth} levels by seed, {call}"
+    handshake(codebooks, ranks, f"{call}; {stack.signature}")
+
+
+def _call(
+    vq: "VectorQuantize", sent: list[str], frozen: bool, begins: bool, dtype: torch.dtype
+) -> str:
+    prefix = "frozen, " if frozen and sent else ""
+    if not sent and begins:
+        sent = ["k-means"]
+    elif not sent:
+        # A call that sends nothing concerns no other rank, so it asks for nothing that other calls do not ask for.
+        frozen = vq.freeze_codebook
+        sent = _messages(vq, frozen=frozen, begins=False, ema_update=vq.ema_update)
+    shared = " and ".join(sent) or "nothing"
+    return f"{prefix}{tokens_text(dtype)}, sharing {shared}; {vq.signature}"
+
+
+def _messages(
+    vq: "VectorQuantize",
+    *,
+    frozen: bool,
+    begins: bool,
+    ema_update: bool,
+    learns: bool = True,
+    apart: bool = False,
+) -> list[str]:
+    """The messages of a training forward, in their order, besides those of k-means.
+
+    Args:
+        frozen: whether the codebook is frozen in this call.
+        begins: whether k-means has not set all codes.
+        ema_update: whether the statistics move the codes, now or later.
+        learns: whether the call may learn.
+        apart: whether Python code runs between the statistics and the update.
+    """
+    codebook, sent = vq._codebook, []
+    if codebook.affine_param and vq.sync_affine_param and (begins or not frozen):
+        sent.append("moments")
+    if learns_in_place(vq, codebook) and not frozen:
+        sent.append("gradients")
+    if vq.has_codebook_diversity_loss and not vq.vqp_compat:
+        sent.append("probabilities")
+    if learns and not frozen and codebook.learns(ema_update):
+        # Candidates for dead codes come with the statistics, unless these are alone.
+        sent.append("statistics alone" if apart else "statistics")
+    return sent

@@ -1,0 +1,114 @@
+#include "modules/messages.h"
+
+#include <algorithm>
+#include <ios>
+#include <sstream>
+
+namespace torchvq::detail {
+namespace {
+
+/// What decides which messages a call sends.
+struct Sending {
+  bool frozen;
+  bool begins;         ///< whether k-means has not set all codes
+  bool ema_update;     ///< whether the statistics move the codes, now or later
+  bool learns = true;  ///< whether the call may learn
+  bool apart = false;  ///< whether the statistics are accumulated before the update
+};
+
+std::string joined_messages(const std::vector<std::string>& sent) {
+  std::string text;
+  for (const auto& message : sent) text += (text.empty() ? "" : " and ") + message;
+  return text;
+}
+
+/// The messages of a training forward, in their order, besides those of k-means.
+std::string messages_of(const VectorQuantizeImpl& vq, const Sending& call) {
+  const auto& options = vq.options;
+  const bool learns = !call.frozen;
+  std::vector<std::string> sent;
+  if ((learns || call.begins) && options.affine_param() && options.sync_affine_param()) {
+    sent.emplace_back("moments");
+  }
+  if (learns && vq.has_in_place_optimizer()) sent.emplace_back("gradients");
+  if (options.codebook_diversity_loss_weight() > 0 && !options.vqp_compat()) {
+    sent.emplace_back("probabilities");
+  }
+  if (learns && call.learns && vq.codebook_state->learns(call.ema_update)) {
+    // Candidates for dead codes come with the statistics, unless these are alone.
+    sent.emplace_back(call.apart ? "statistics alone" : "statistics");
+  }
+  return joined_messages(sent);
+}
+
+std::string quantizer_signature(const VectorQuantizeImpl& vq) {
+  const auto& options = vq.options;
+  std::ostringstream text;
+  text << std::boolalpha << "k-means of " << options.kmeans_iters() << " iterations over ranks "
+       << options.sync_kmeans() << ", affine map over ranks " << options.sync_affine_param()
+       << " with decays " << options.affine_param_batch_decay() << " and "
+       << options.affine_param_codebook_decay() << ", moving averages " << vq.resolved().ema_update
+       << ", frozen " << options.freeze_codebook() << ", diversity "
+       << options.codebook_diversity_loss_weight() << " at "
+       << options.codebook_diversity_temperature() << ", own optimizer "
+       << static_cast<bool>(options.in_place_codebook_optimizer()) << ", manual "
+       << options.manual_in_place_optimizer_update();
+  return text.str();
+}
+
+std::string call_text(const VectorQuantizeImpl& vq, const Sending& call, at::ScalarType dtype) {
+  auto sent = messages_of(vq, call);
+  const std::string prefix = call.frozen && !sent.empty() ? "frozen, " : "";
+  if (sent.empty() && call.begins) {
+    sent = "k-means";
+  } else if (sent.empty()) {
+    // A call that sends nothing concerns no other rank, so it asks for nothing that other calls do
+    // not ask for.
+    sent = messages_of(vq, {.frozen = vq.options.freeze_codebook(),
+                            .begins = false,
+                            .ema_update = vq.resolved().ema_update});
+  }
+  return prefix + tokens_text(dtype) + ", sharing " + (sent.empty() ? "nothing" : sent) + "; " +
+         quantizer_signature(vq);
+}
+
+}  // namespace
+
+void agree(const VectorQuantizeImpl& vq, const Request& request, at::ScalarType dtype) {
+  if (request.ranks.alone()) return;
+  const auto& codebook = vq.codebook_state;
+  const bool apart =
+      !codebook->keeps_statistics() && (request.accumulate || codebook->has_pending());
+  const Sending call{.frozen = request.frozen,
+                     .begins = !codebook->initialised(),
+                     .ema_update = request.ema_update || request.accumulate,
+                     .learns = codebook->is_training() && !request.topk,
+                     .apart = apart};
+  auto text = call_text(vq, call, dtype);
+  // The header of the statistics compares their use, but k-means and the affine map come before.
+  const bool early = !request.frozen && (call.begins || vq.options.affine_param());
+  if (early && (request.weight || request.ema_update != vq.resolved().ema_update)) {
+    text = std::string("moving averages ") + (request.ema_update ? "true" : "false") +
+           (request.weight ? ", weight, " : ", no weight, ") + text;
+  }
+  handshake({codebook}, request.ranks, text);
+}
+
+void agree_to_learn(const VectorQuantizeImpl& vq, const Ranks& ranks, at::ScalarType dtype) {
+  if (ranks.alone()) return;
+  handshake({vq.codebook_state}, ranks,
+            tokens_text(dtype) + ", sharing statistics; " + quantizer_signature(vq));
+}
+
+void agree_in_stack(const StackCall& call, const Ranks& ranks) {
+  const auto& first = call.first;
+  const auto set = [](const Codebook& codebook) { return codebook->initialised(); };
+  const bool begins = !std::all_of(call.codebooks.begin(), call.codebooks.end(), set);
+  auto text = call_text(
+      first, {.frozen = call.frozen, .begins = begins, .ema_update = first.resolved().ema_update},
+      call.dtype);
+  if (call.seeded_depth) text = std::to_string(*call.seeded_depth) + " levels by seed, " + text;
+  handshake(call.codebooks, ranks, text + "; " + call.signature);
+}
+
+}  // namespace torchvq::detail

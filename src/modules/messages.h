@@ -1,0 +1,37 @@
+// The handshake before the first training forward that sends certain messages to the other ranks.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torchvq/modules/vector_quantize.h>
+
+#include "modules/ranks.h"
+#include "modules/request.h"
+
+namespace torchvq::detail {
+
+/// The handshake of a forward of one quantizer, whose projected tokens have this dtype. A module
+/// that alternates between calls that send different messages makes one for each.
+void agree(const VectorQuantizeImpl& vq, const Request& request, at::ScalarType dtype);
+
+/// The handshake of an update outside of forward.
+void agree_to_learn(const VectorQuantizeImpl& vq, const Ranks& ranks, at::ScalarType dtype);
+
+/// A forward of a stack.
+struct StackCall {
+  const VectorQuantizeImpl& first;  ///< the first level, whose options all levels have
+  std::vector<Codebook> codebooks;  ///< of all levels
+  std::string signature;            ///< the stack's own options in which ranks must agree, as text
+  bool frozen;
+  at::ScalarType dtype;  ///< of the projected tokens
+  /// The levels in use, if the caller's seed decides that and not the state that ranks share.
+  std::optional<int64_t> seeded_depth = std::nullopt;
+};
+
+/// Its handshake; there are ranks.
+void agree_in_stack(const StackCall& call, const Ranks& ranks);
+
+}  // namespace torchvq::detail
