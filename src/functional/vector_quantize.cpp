@@ -50,7 +50,7 @@ QuantizerLossOptions with_tokens(QuantizerLossOptions losses, const SplitTokens&
 }
 
 /// Whether search, estimator and commitment loss can be one autograd node: one codebook whose
-/// tokens differ from x only in shape, and no other loss or gradient.
+/// tokens differ from x only in shape, an estimator that reaches only x, and no other loss.
 bool quantizes_plainly(const VectorQuantizeArguments& arguments,
                        const VectorQuantizeStepOptions& options) {
   const auto& [codebook, mask, targets, weight, affine, step_counts] = arguments;
@@ -67,7 +67,7 @@ bool quantizes_plainly(const VectorQuantizeArguments& arguments,
   const auto& estimator = search.estimator();
   return search.metric() == "euclidean" && !search.topk() && !search.temperature() &&
          search.sync_update_v() == 0 &&
-         (estimator == "rotation_trick" || estimator == "straight_through" || estimator == "none");
+         (estimator == "rotation_trick" || estimator == "straight_through");
 }
 
 /// Searches, and computes the losses that depend on the result.

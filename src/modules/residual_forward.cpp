@@ -159,7 +159,7 @@ Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwa
   Pending pending{&rvq, x, std::move(request), call.return_all_codes(), std::nullopt, {}};
   if (plain) {
     pending.output = evaluate(rvq, inputs, x, pending.request);
-  } else if (steps_at_once(rvq) && (pending.request.ranks.alone() || !together)) {
+  } else if (steps_at_once(rvq, tokens) && (pending.request.ranks.alone() || !together)) {
     pending.output = result_of(pending, step_at_once(rvq, tokens, pending.request));
   } else {
     pending.walk = walk(rvq, inputs, pending.request);

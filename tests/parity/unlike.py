@@ -165,6 +165,18 @@ UNLIKE: dict[tuple[str, str], Unlike] = {
         ("quantized", "indices", "loss", "grad.", "state."),
         "beam, averages",
     ),
+    **_rows(
+        "ResidualVQ",
+        "grad-frac",
+        ("grad", "state"),
+        "codes take the gradient, and hand it on",
+    ),
+    **_rows(
+        "ResidualVQ",
+        "implicit-condition",
+        ("grad", "state"),
+        "codes take the gradient, implicit",
+    ),
     **_rows("ResidualVQ", "all-codes", ("all_codes", "grad.input"), "all codes after the update"),
     **_rows("ResidualVQ", "stack-gradient", ("grad.input",), "all codes, learnable"),
     **_rows(
@@ -218,6 +230,13 @@ UNLIKE: dict[tuple[str, str], Unlike] = {
         "rotation-near-zero",
         ("quantized", "grad.input"),
         "compatible, rotation near zero",
+    ),
+    **_rows(
+        "VectorQuantize",
+        "projection-gradient",
+        ("grad", "state._codebook.embed", "state.project_in"),
+        "codes take the gradient, projected",
+        "projected input without gradient",
     ),
     # In the reference, coarse scales move the codes that finer ones search in the same step.
     **_rows(

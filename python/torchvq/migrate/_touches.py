@@ -69,6 +69,7 @@ TOUCHES: dict[str, Callable[[Options], Any]] = {
     "training-output": always,
     "search": always,
     "input-dtype": _projected,
+    "projection-gradient": _projected,
     "lengths-channel-first": lambda o: not o["channel_last"],
     "cross-entropy-shapes": lambda o: o["commitment_use_cross_entropy_loss"],
     "sync-alone": lambda o: bool(o["sync_codebook"] or o["sync_affine_param"]),
