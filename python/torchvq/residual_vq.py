@@ -313,7 +313,9 @@ class ResidualVQ(nn.Module):
             begin_step(codebooks)
         if depth is None:
             depth = self._depth(seed)
-        tokens = enter(x, token_mask, layout, self.project_in)
+        # The reference's diversity loss covers padding as well, which is therefore left as it is.
+        covers = self.training and self.vqp_compat and first.has_codebook_diversity_loss
+        tokens = enter(x, None if covers else token_mask, layout, self.project_in)
         request = StackRequest(
             mask=token_mask,
             batch=tokens.shape[:2],

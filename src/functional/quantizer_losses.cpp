@@ -93,8 +93,10 @@ std::vector<std::optional<at::Tensor>> shared_totals(at::TensorList codebooks,
 at::Tensor orthogonal_term(const at::Tensor& embed, const at::Tensor& indices,
                            const at::Tensor& rng, const QuantizerLossOptions& options) {
   if (!options.training() || options.orthogonal_weight() == 0) return {};
-  const auto active =
-      options.orthogonal_active_codes_only() ? std::optional(indices) : std::nullopt;
+  // All candidates of topk are active.
+  const auto active = options.orthogonal_active_codes_only()
+                          ? std::optional(indices.dim() == 3 ? indices.flatten(1) : indices)
+                          : std::nullopt;
   return ops::orthogonal_loss(embed, active, options.orthogonal_max_codes(), rng);
 }
 

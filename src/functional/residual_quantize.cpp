@@ -174,6 +174,11 @@ std::pair<Level, WalkedLevel> Stack::search_level(size_t index, const at::Tensor
   const auto found = quantize(residual, arguments_.codebooks[index], rng, mask, search);
   level.searched = {found.inputs, arguments_.codebooks[index], mask, found.codes, found.indices};
   WalkedLevel passed{only_if(level.used, found.codes), only_if(level.used, found.quantized)};
+  if (mask && options_.losses().diversity_of_padding()) {
+    // In the reference the residual of padding stays, because its output is zero.
+    const auto padding = mask->logical_not().unsqueeze(-1);
+    passed = {passed.codes.masked_fill(padding, 0), passed.output.masked_fill(padding, 0)};
+  }
   return {std::move(level), std::move(passed)};
 }
 

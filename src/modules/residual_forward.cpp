@@ -150,7 +150,12 @@ Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwa
     depth = depth_of(rvq, call.rand_quantize_dropout_fixed_seed());
   }
   request.depth = *depth;
-  const auto tokens = enter_stack(x, request.mask, layout, rvq.project_in);
+  const auto& vq = rvq.options.vq();
+  // The reference's diversity loss covers padding as well, which is therefore left as it is.
+  const bool sees_padding =
+      rvq.is_training() && vq.vqp_compat() && vq.codebook_diversity_loss_weight() > 0;
+  const auto tokens =
+      enter_stack(x, sees_padding ? std::nullopt : request.mask, layout, rvq.project_in);
   request.batch = tokens.size(0);
   request.tokens = tokens.size(1);
   const auto inputs = layout.split_heads(tokens);

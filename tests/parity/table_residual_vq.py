@@ -167,6 +167,11 @@ SAME = [
         dict(codebook_diversity_loss_weight=0.4, codebook_diversity_temperature=2.0),
         forward=dict(freeze_codebook=True),
     ),
+    compatible(
+        "diversity, frozen, masked",
+        dict(codebook_diversity_loss_weight=0.4, codebook_diversity_temperature=2.0),
+        forward=lambda step: dict(freeze_codebook=True, mask=mask(step)),
+    ),
     # dropout
     compatible("dropout", DROPOUT, forward=dropped, probes=READ),
     plain("dropout", DROPOUT, forward=dropped),

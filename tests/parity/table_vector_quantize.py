@@ -254,6 +254,23 @@ LOSSES = [
         shape=(12, DIM),
     ),
     Row(
+        "compatible, diversity, masked",
+        frozen(codebook_diversity_loss_weight=0.5, codebook_diversity_temperature=1.0),
+        forward=lambda step: dict(mask=mask(step), **BREAKDOWN),
+    ),
+    Row(
+        "compatible, diversity, masked, separate heads",
+        frozen(
+            codebook_diversity_loss_weight=0.5,
+            codebook_diversity_temperature=1.0,
+            commitment_weight=0.0,
+            heads=2,
+            codebook_dim=4,
+            separate_codebook_per_head=True,
+        ),
+        forward=lambda step: dict(mask=mask(step), **BREAKDOWN),
+    ),
+    Row(
         "diversity, learnable",
         dict(codebook_diversity_loss_weight=0.5, codebook_diversity_temperature=1.0, **LEARNABLE),
         shape=(12, DIM),
@@ -350,6 +367,11 @@ SELECTIONS = [
         "topk, eval only, in-place optimizer",
         dict(in_place_codebook_optimizer=sgd, **LEARNABLE),
         steps=0,
+        forward=dict(topk=2, **BREAKDOWN),
+    ),
+    Row(
+        "topk, active codes",
+        dict(orthogonal_reg_weight=1.0, orthogonal_reg_active_codes_only=True, **LEARNABLE),
         forward=dict(topk=2, **BREAKDOWN),
     ),
     Row("topk, masked", forward=lambda step: dict(topk=2, mask=mask(step))),

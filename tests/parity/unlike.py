@@ -188,7 +188,13 @@ UNLIKE: dict[tuple[str, str], Unlike] = {
     ),
     **_rows("LFQ", "lfq-clamp", ("loss", "breakdown", "grad."), "sure tokens"),
     **_rows("ResidualVQ", "stack-masked-cosine", ("loss", "grad.input"), "masked, cosine"),
-    **_rows("ResidualVQ", "diversity-loss", ("loss", "grad.input"), "diversity, frozen"),
+    **_rows(
+        "ResidualVQ",
+        "diversity-loss",
+        ("loss", "grad.input"),
+        "diversity, frozen",
+        "diversity, frozen, masked",
+    ),
     **_rows(
         "ResidualVQ",
         "shared-codebook",
@@ -224,6 +230,8 @@ UNLIKE: dict[tuple[str, str], Unlike] = {
         "diversity-loss",
         ("loss", "breakdown.codebook_diversity", "grad.input"),
         "compatible, diversity of an image",
+        "compatible, diversity, masked",
+        "compatible, diversity, masked, separate heads",
     ),
     **_rows(
         "VectorQuantize",

@@ -21,7 +21,10 @@ def takes_gradient(tensor: Tensor) -> bool:
         return tensor.requires_grad
     while is_mapped(tensor):
         tensor = unmapped(tensor)
-    return tensor.requires_grad or forward_ad.unpack_dual(tensor).tangent is not None
+    if tensor.requires_grad:
+        return True
+    dual = forward_ad.unpack_dual(tensor)  # type: ignore[no-untyped-call]
+    return dual.tangent is not None
 
 
 def shared_flag(flag: Tensor) -> bool:
