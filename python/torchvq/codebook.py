@@ -204,6 +204,9 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         if self._replay is not None and self._replay.embed is not None:
             # The value of the recorded step, with the gradient to the current parameter.
             embed = _ops.straight_through(embed, self._replay.embed)
+        elif self.recording and torch.is_grad_enabled() and "embed" in self._parameters:
+            # Selective checkpointing expects a recomputation to call the operators of the first run.
+            embed = _ops.straight_through(embed, embed.detach())
         if self.vq_bridge is not None:
             # A copy, because this step may replace dead codes before backward has used them.
             bridged = self.vq_bridge(_ops.snapshot(embed))

@@ -102,6 +102,11 @@ def _constant(tensor: Tensor) -> _Value:
     return _opset().Constant(value=onnx_ir.tensor(tensor.numpy()))
 
 
+def _number(value: float) -> _Value:
+    """A float32 constant, as all arithmetic here, whatever torch's default dtype is."""
+    return _constant(torch.tensor(value, dtype=torch.float32))
+
+
 def _float(x: _Value) -> _Value:
     return _opset().Cast(x, to=1)
 
@@ -113,7 +118,7 @@ def _gather(codebook: _Value, indices: _Value) -> _Value:
     last = _constant(torch.tensor([-1]))
     codes = op.GatherND(codebook, op.Unsqueeze(op.Max(indices, zero), last), batch_dims=1)
     absent = op.Unsqueeze(op.Less(indices, zero), last)
-    return op.Where(absent, op.CastLike(_constant(torch.tensor(0.0)), codes), codes)
+    return op.Where(absent, op.CastLike(_number(0.0), codes), codes)
 
 
 def _of_heads(codebook: _Value, like: _Value) -> _Value:
@@ -136,8 +141,8 @@ def _infinite_rows(x: _Value) -> _Value:
 def _unit(x: _Value) -> _Value:
     op = _opset()
     norm = op.ReduceL2(x, _constant(torch.tensor([-1])), keepdims=1)
-    one = _constant(torch.tensor(1.0))
-    return op.Div(x, op.Where(op.Equal(norm, _constant(torch.tensor(0.0))), one, norm))
+    one = _number(1.0)
+    return op.Div(x, op.Where(op.Equal(norm, _number(0.0)), one, norm))
 
 
 def _nearest(x: _Value, codebook: _Value, metric: str) -> _Value:
@@ -148,9 +153,7 @@ def _nearest(x: _Value, codebook: _Value, metric: str) -> _Value:
     mean = op.ReduceMean(codebook, _constant(torch.tensor([-2])), keepdims=1)
     x, codebook = op.Sub(x, mean), op.Sub(codebook, mean)
     squares = op.ReduceSumSquare(codebook, _constant(torch.tensor([-1])), keepdims=0)
-    norms = op.Unsqueeze(
-        op.Mul(squares, _constant(torch.tensor(0.5))), _constant(torch.tensor([-2]))
-    )
+    norms = op.Unsqueeze(op.Mul(squares, _number(0.5)), _constant(torch.tensor([-2])))
     products = op.MatMul(x, op.Transpose(codebook, perm=[0, 2, 1]))
     found = op.ArgMin(op.Sub(norms, products), axis=-1, keepdims=0)
     return op.Where(_infinite_rows(x), _constant(torch.tensor(0)), found)
@@ -159,7 +162,7 @@ def _nearest(x: _Value, codebook: _Value, metric: str) -> _Value:
 def _without(codes: _Value, rows: _Value) -> _Value:
     """Codes, with NaN in rows whose input is not finite."""
     op = _opset()
-    nan = op.CastLike(_constant(torch.tensor(float("nan"))), codes)
+    nan = op.CastLike(_number(float("nan")), codes)
     return op.Where(op.Unsqueeze(rows, _constant(torch.tensor([-1]))), nan, codes)
 
 
@@ -227,7 +230,7 @@ def _nearest_code(
     _only("nearest_code", bias=bias, topk=topk, return_distances=return_distances)
     wide, table = _float(x), _float(codebook)
     indices = _nearest(wide, table, metric)
-    empty = _constant(torch.zeros(0))
+    empty = _constant(torch.zeros(0, dtype=torch.float32))
     codes = _without(_gather(table, indices), _infinite_rows(wide)) if return_codes else empty
     return indices, codes, empty
 
@@ -294,7 +297,7 @@ def _scalar_decode(
     digits = _digits(indices, levels)
     zero = _constant(torch.tensor(0))
     codes = _table(op.Max(digits, zero), level_codes(levels, bool(symmetric)))
-    return op.Where(op.Less(digits, zero), _constant(torch.tensor(0.0)), codes)
+    return op.Where(op.Less(digits, zero), _number(0.0), codes)
 
 
 def _scalar_level_indices(indices: _Value, levels: Sequence[int]) -> _Value:
@@ -304,8 +307,8 @@ def _scalar_level_indices(indices: _Value, levels: Sequence[int]) -> _Value:
 def _sign_quantize(x: _Value, scale: float = 1.0) -> tuple[_Value, _Value]:
     op = _opset()
     wide = _float(x)
-    bits = op.Greater(wide, _constant(torch.tensor(0.0)))
-    codes = op.Where(bits, _constant(torch.tensor(scale)), _constant(torch.tensor(-scale)))
+    bits = op.Greater(wide, _number(0.0))
+    codes = op.Where(bits, _number(scale), _number(-scale))
     places = _constant(place_values([2] * x.shape[-1]).flip(0).contiguous())
     last = _constant(torch.tensor([-1]))
     indices = op.ReduceSum(op.Mul(op.Cast(bits, to=7), places), last, keepdims=0)
@@ -324,12 +327,10 @@ def _sign_decode(
     )
     codes = op.Where(
         op.Equal(digits, _constant(torch.tensor(1))),
-        _constant(torch.tensor(scale)),
-        _constant(torch.tensor(-scale)),
+        _number(scale),
+        _number(-scale),
     )
-    return op.Where(
-        op.Less(digits, _constant(torch.tensor(0))), _constant(torch.tensor(0.0)), codes
-    )
+    return op.Where(op.Less(digits, _constant(torch.tensor(0))), _number(0.0), codes)
 
 
 def _snapshot(codebook: _Value) -> _Value:

@@ -321,7 +321,9 @@ class ResidualVQ(nn.Module):
                 steps.enter_context(codebook.step_of())
         ranks = ranks_of(first, type(self).__name__)
         frozen = freeze_codebook or first.freeze_codebook
-        tokens = enter(x, token_mask, layout, self.project_in)
+        # The reference's diversity loss covers padding as well, which is therefore left as it is.
+        covers = self.training and self.vqp_compat and first.has_codebook_diversity_loss
+        tokens = enter(x, None if covers else token_mask, layout, self.project_in)
         seeded = self.training and self.quantize_dropout and seed is not None
         # Before the depth is drawn, so that ranks draw the same depth.
         agree_in_stack(
@@ -356,7 +358,7 @@ class ResidualVQ(nn.Module):
         later = overlaps(self, tokens, ranks, request.frozen)
         # An operator that may write to the state cannot be mapped over the tokens alone.
         at_once = self.training or not is_mapped(tokens)
-        if at_once and steps_at_once(self) and not later and (ranks.alone or not together):
+        if at_once and steps_at_once(self, tokens) and not later and (ranks.alone or not together):
             return started._replace(step=step_at_once(self, tokens, request))
         walked = walk(self, layout.split_heads(tokens), request)
         return started._replace(walk=walked, overlaps=later)

@@ -146,16 +146,18 @@ at::Tensor Stack::chosen_at_once() const {
       .indices;
 }
 
-/// Whether the levels have chosen codes and only a commitment loss, whose gradient
-/// goes only to the tokens.
+/// Whether the levels have chosen codes and only a commitment loss, and no gradient goes to the
+/// codes.
 bool Stack::scores_at_once(const at::Tensor& chosen) const {
   const auto& losses = options_.losses();
   const bool plain = losses.training() && losses.commitment_weight() != 0 &&
                      !losses.commitment_use_cross_entropy_loss() && !losses.pulls_codes() &&
                      losses.diversity_weight() == 0 && losses.orthogonal_weight() == 0 &&
                      !losses.vqp_compat();
-  return plain && chosen.defined() && !levels_have_gradients() && arguments_.targets.empty() &&
-         !arguments_.depth && options_.search().metric() == "euclidean" &&
+  const bool reaches_tokens = gradient_.estimate.estimator() != "none";
+  return plain && reaches_tokens && chosen.defined() && !levels_have_gradients() &&
+         arguments_.targets.empty() && !arguments_.depth &&
+         options_.search().metric() == "euclidean" &&
          inputs_.scalar_type() == detail::compute_dtype(inputs_);
 }
 
@@ -172,6 +174,11 @@ std::pair<Level, WalkedLevel> Stack::search_level(size_t index, const at::Tensor
   const auto found = quantize(residual, arguments_.codebooks[index], rng, mask, search);
   level.searched = {found.inputs, arguments_.codebooks[index], mask, found.codes, found.indices};
   WalkedLevel passed{only_if(level.used, found.codes), only_if(level.used, found.quantized)};
+  if (mask && options_.losses().diversity_of_padding()) {
+    // In the reference the residual of padding stays, because its output is zero.
+    const auto padding = mask->logical_not().unsqueeze(-1);
+    passed = {passed.codes.masked_fill(padding, 0), passed.output.masked_fill(padding, 0)};
+  }
   return {std::move(level), std::move(passed)};
 }
 

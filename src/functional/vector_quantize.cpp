@@ -49,8 +49,18 @@ QuantizerLossOptions with_tokens(QuantizerLossOptions losses, const SplitTokens&
   return losses;
 }
 
+/// The reference's diversity loss covers padding as well, which is therefore left as it is.
+SplitTokens split_input(const at::Tensor& x, const std::optional<at::Tensor>& mask,
+                        const VectorQuantizeStepOptions& options) {
+  const auto& layout = options.layout();
+  if (!mask || !options.losses().diversity_of_padding()) return split_tokens(x, mask, layout);
+  auto split = split_tokens(x, std::nullopt, layout);
+  split.mask = split_mask(*mask, layout.heads(), layout.separate());
+  return split;
+}
+
 /// Whether search, estimator and commitment loss can be one autograd node: one codebook whose
-/// tokens differ from x only in shape, and no other loss or gradient.
+/// tokens differ from x only in shape, an estimator that reaches only x, and no other loss.
 bool quantizes_plainly(const VectorQuantizeArguments& arguments,
                        const VectorQuantizeStepOptions& options) {
   const auto& [codebook, mask, targets, weight, affine, step_counts] = arguments;
@@ -67,7 +77,7 @@ bool quantizes_plainly(const VectorQuantizeArguments& arguments,
   const auto& estimator = search.estimator();
   return search.metric() == "euclidean" && !search.topk() && !search.temperature() &&
          search.sync_update_v() == 0 &&
-         (estimator == "rotation_trick" || estimator == "straight_through" || estimator == "none");
+         (estimator == "rotation_trick" || estimator == "straight_through");
 }
 
 /// Searches, and computes the losses that depend on the result.
@@ -77,7 +87,7 @@ VectorQuantizeStep search(const at::Tensor& x, const CodebookState& state,
                           const std::optional<at::Tensor>& totals) {
   const auto& layout = options.layout();
   const auto& ranks = options.learning().ranks();
-  const auto split = split_tokens(x, arguments.mask, layout);
+  const auto split = split_input(x, arguments.mask, options);
   const auto losses = with_tokens(options.losses(), split, arguments.mask);
   const auto found = quantize(split.tokens, arguments.codebook, noise_rng(state.rng, ranks),
                               split.mask, options.search());

@@ -65,18 +65,18 @@ std::pair<at::Tensor, at::Tensor> tokens_as_heads(const Implicit& implicit,
 SearchResult choose_implicit(VectorQuantizeImpl& vq, const Implicit& implicit,
                              const at::Tensor& residual, const at::Tensor& tokens,
                              const std::optional<at::Tensor>& mask, const Request& request,
-                             const std::string& estimator, const at::Tensor& rng) {
+                             const std::optional<std::string>& estimator, const at::Tensor& rng) {
   // A copy, because this step may replace dead codes before backward has used them.
   const auto base = ops::snapshot(codes_to_search(vq, request, tokens, residual.scalar_type()));
   const auto chosen = search(vq, implicit, residual, base, request.temperature, rng);
   const auto codes = implicit.mlp->rows(ops::lookup_codes(base, chosen), implicit.condition);
   const auto indices = mask ? chosen.masked_fill(mask->logical_not(), -1) : chosen;
-  const auto quantized =
-      F::estimate(residual, codes, rng,
-                  F::EstimateOptions()
-                      .estimator(estimator)
-                      .variance(vq.options.directional_reparam_variance())
-                      .sync_update_v(vq.is_training() ? vq.options.sync_update_v() : 0));
+  const auto quantized = F::estimate(
+      residual, codes, rng,
+      F::EstimateOptions()
+          .estimator(estimator.value_or(estimator_of(vq, residual, codes.requires_grad())))
+          .variance(vq.options.directional_reparam_variance())
+          .sync_update_v(vq.is_training() ? vq.options.sync_update_v() : 0));
   return {quantized, {residual, base, mask, codes, indices}, tokens, {}};
 }
 

@@ -20,10 +20,12 @@ struct Implicit {
 /// Like choose(). The search runs without a graph, on a block of tokens at a time. The chosen codes
 /// are then recomputed with the computation that decodes them, so that decoding reproduces the
 /// output bit for bit, and backward costs one code per token.
+///
+/// @param estimator  default: the module's own.
 SearchResult choose_implicit(VectorQuantizeImpl& vq, const Implicit& implicit,
                              const at::Tensor& residual, const at::Tensor& tokens,
                              const std::optional<at::Tensor>& mask, const Request& request,
-                             const std::string& estimator, const at::Tensor& rng);
+                             const std::optional<std::string>& estimator, const at::Tensor& rng);
 
 /// Commitment loss as the cross-entropy of the distances to all codes of each
 /// token, with targets (H, T).

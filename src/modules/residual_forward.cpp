@@ -171,7 +171,12 @@ StackRequest checked_request(const ResidualVQImpl& rvq, const torch::Tensor& x,
 Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwardOptions& call,
               StackRequest request, std::optional<int64_t>& depth, bool together) {
   const auto layout = layout_of(rvq);
-  const auto tokens = enter_stack(x, request.mask, layout, rvq.project_in);
+  const auto& vq = rvq.options.vq();
+  // The reference's diversity loss covers padding as well, which is therefore left as it is.
+  const bool sees_padding =
+      rvq.is_training() && vq.vqp_compat() && vq.codebook_diversity_loss_weight() > 0;
+  const auto tokens =
+      enter_stack(x, sees_padding ? std::nullopt : request.mask, layout, rvq.project_in);
   // Before the depth is drawn, so that ranks draw the same depth.
   const auto& seed = call.rand_quantize_dropout_fixed_seed();
   if (!request.ranks.alone()) {
@@ -199,7 +204,7 @@ Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwa
   Pending pending{&rvq, x, std::move(request), call.return_all_codes(), std::nullopt, {}};
   if (plain) {
     pending.output = evaluate(rvq, inputs, x, pending.request);
-  } else if (steps_at_once(rvq) && (pending.request.ranks.alone() || !together)) {
+  } else if (steps_at_once(rvq, tokens) && (pending.request.ranks.alone() || !together)) {
     pending.output = result_of(pending, step_at_once(rvq, tokens, pending.request));
   } else {
     pending.walk = walk(rvq, inputs, pending.request);

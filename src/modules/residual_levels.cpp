@@ -42,7 +42,7 @@ Level choose_level(ResidualVQImpl& rvq, int64_t index, const at::Tensor& residua
   const auto tokens = layout.merge_features(residual, request.batch, request.tokens);
   // With one estimator over the stack, levels need their own only for the gradient between levels.
   const bool own = vq.is_training() && gradient.needs_levels();
-  const auto estimator = own ? estimator_of(vq) : "none";
+  const auto estimator = own ? std::nullopt : std::optional<std::string>("none");
   const auto rng = F::level_rng(vq.codebook_state->rng, index, shared);
   auto result = implicit ? choose_implicit(vq, *implicit, residual, tokens, mask, own_request,
                                            estimator, functional::noise_rng(rng, request.ranks))
@@ -53,12 +53,18 @@ Level choose_level(ResidualVQImpl& rvq, int64_t index, const at::Tensor& residua
 
 }  // namespace
 
-F::StackGradient gradient_of(const ResidualVQImpl& rvq) {
+bool codes_learn(const ResidualVQImpl& rvq) {
+  const auto& codebook = *rvq.levels[0]->codebook_state;
+  return codebook.embed.requires_grad() || rvq.options.implicit_neural_codebook();
+}
+
+F::StackGradient gradient_of(const ResidualVQImpl& rvq, const at::Tensor& inputs) {
   const auto& first = *rvq.levels[0];
   const bool training = rvq.is_training(), diveq = rvq.options.diveq();
   return {training, estimates_levels(rvq), diveq ? 1 : rvq.options.quant_grad_frac(),
           F::EstimateOptions()
-              .estimator(diveq && training ? "directional_reparam" : estimator_of(first))
+              .estimator(diveq && training ? "directional_reparam"
+                                           : estimator_of(first, inputs, codes_learn(rvq)))
               .variance(first.options.directional_reparam_variance())
               .sync_update_v(training ? first.options.sync_update_v() : 0)};
 }
@@ -86,7 +92,7 @@ std::vector<F::CodebookState> states_of(const ResidualVQImpl& rvq) {
 }
 
 Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRequest& request) {
-  const auto gradient = gradient_of(rvq);
+  const auto gradient = gradient_of(rvq, inputs);
   const bool implicit_codes = rvq.options.implicit_neural_codebook();
   std::vector<at::Tensor> paths;
   if (request.beam > 1) {

@@ -49,8 +49,11 @@ struct Walk {
 /// The order of batch, positions and features in inputs and outputs.
 Layout layout_of(const ResidualVQImpl& rvq);
 
-/// The estimator of the stack.
-functional::StackGradient gradient_of(const ResidualVQImpl& rvq);
+/// Whether the codes take a gradient.
+bool codes_learn(const ResidualVQImpl& rvq);
+
+/// The estimator of the stack, for these projected inputs.
+functional::StackGradient gradient_of(const ResidualVQImpl& rvq, const at::Tensor& inputs);
 
 /// The codebooks of all levels; a shared codebook once.
 std::vector<Codebook> codebooks_of(const ResidualVQImpl& rvq);

@@ -14,11 +14,15 @@ namespace torchvq::detail {
 
 namespace F = functional;
 
-bool steps_at_once(const ResidualVQImpl& rvq) {
+bool steps_at_once(const ResidualVQImpl& rvq, const at::Tensor& tokens) {
   const auto& options = rvq.options.vq();
   if (rvq.options.implicit_neural_codebook() || options.affine_param() ||
       options.in_place_codebook_optimizer()) {
     return false;
+  }
+  if (rvq.is_training() && rvq.options.quant_grad_frac() > 0 && codes_learn(rvq) &&
+      !tokens.requires_grad()) {
+    return false;  // later levels take a gradient from the codes, and so have an estimator
   }
   const auto& first = rvq.levels[0]->options;
   const bool training = rvq.is_training();
@@ -61,19 +65,20 @@ F::ResidualQuantizeArguments arguments_of(ResidualVQImpl& rvq, at::ScalarType dt
   return arguments;
 }
 
-F::ResidualQuantizeOptions options_of(ResidualVQImpl& rvq, const StackRequest& request) {
+F::ResidualQuantizeOptions options_of(ResidualVQImpl& rvq, const at::Tensor& tokens,
+                                      const StackRequest& request) {
   const auto& first = *rvq.levels[0];
   const auto own_request = request_of_level(first, std::nullopt, request.mask, request.temperature,
                                             request.frozen, request.ranks);
   const bool training = rvq.is_training();
-  const auto gradient = gradient_of(rvq);
+  const auto gradient = gradient_of(rvq, tokens);
   const auto layout = layout_of(rvq);
   auto learning = first.codebook_state->learning(own_request.ema_update, request.ranks);
   return F::ResidualQuantizeOptions()
       .layout(F::TokenLayout()
                   .heads(first.options.heads())
                   .separate(first.options.separate_codebook_per_head()))
-      .search(search_options(first, own_request, estimator_of(first)))
+      .search(search_options(first, own_request, estimator_of(first, tokens, codes_learn(rvq))))
       .estimator(gradient.estimate.estimator())
       .losses(loss_options(first, std::nullopt, own_request))
       .learning(learning.signature(joined_signature(codebooks_of(rvq))))
@@ -91,7 +96,7 @@ F::ResidualQuantizeOptions options_of(ResidualVQImpl& rvq, const StackRequest& r
 F::ResidualQuantizeStep step_at_once(ResidualVQImpl& rvq, const at::Tensor& tokens,
                                      const StackRequest& request) {
   auto arguments = arguments_of(rvq, tokens.scalar_type(), request);
-  return F::residual_quantize_(tokens, arguments, options_of(rvq, request));
+  return F::residual_quantize_(tokens, arguments, options_of(rvq, tokens, request));
 }
 
 }  // namespace torchvq::detail

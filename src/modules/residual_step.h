@@ -9,7 +9,7 @@ namespace torchvq::detail {
 
 /// Whether the stack has no separate steps between levels: no k-means, implicit
 /// codebook or in-place optimizer.
-bool steps_at_once(const ResidualVQImpl& rvq);
+bool steps_at_once(const ResidualVQImpl& rvq, const at::Tensor& tokens);
 
 /// Searches, scores and learns; tokens (B, N, heads * D) are projected, and zero where masked.
 functional::ResidualQuantizeStep step_at_once(ResidualVQImpl& rvq, const at::Tensor& tokens,

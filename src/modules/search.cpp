@@ -33,8 +33,11 @@ void prepare(VectorQuantizeImpl& vq, const at::Tensor& x, const OptionalTensor& 
   vq.codebook_state->prepare(x, mask, learning, ranks);
 }
 
-std::string estimator_of(const VectorQuantizeImpl& vq) {
+std::string estimator_of(const VectorQuantizeImpl& vq, const at::Tensor& x, bool codes_learn) {
   if (!vq.is_training()) {
+    return "none";
+  }
+  if ((vq.options.vqp_compat() || codes_learn) && !x.requires_grad()) {
     return "none";
   }
   if (!vq.options.route_gradients_to_input()) {
@@ -100,10 +103,12 @@ SearchResult choose(VectorQuantizeImpl& vq, const at::Tensor& projected, const a
                     const SearchOptions& options) {
   const auto [codebook, in_place] = codes_of_step(vq, projected, tokens, mask, request);
   const auto rng = F::noise_rng(options.rng.value_or(vq.codebook_state->rng), request.ranks);
-  auto [quantized, indices, codes, inputs] =
-      F::quantize(projected, codebook, rng, mask,
-                  search_options(vq, request, options.estimator.value_or(estimator_of(vq)))
-                      .chosen(options.chosen));
+  auto [quantized, indices, codes, inputs] = F::quantize(
+      projected, codebook, rng, mask,
+      search_options(
+          vq, request,
+          options.estimator.value_or(estimator_of(vq, projected, codebook.requires_grad())))
+          .chosen(options.chosen));
   return {quantized, {inputs, codebook, mask, codes, indices}, tokens, in_place};
 }
 

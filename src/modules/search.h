@@ -23,7 +23,10 @@ void prepare(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at
              bool frozen, const distributed::Ranks& ranks);
 
 /// The operators' name for the gradient of the output.
-std::string estimator_of(const VectorQuantizeImpl& vq);
+///
+/// @param x            the tensor that it should reach. If it takes none, it goes to the codes.
+/// @param codes_learn  whether the codes take a gradient.
+std::string estimator_of(const VectorQuantizeImpl& vq, const at::Tensor& x, bool codes_learn);
 
 /// The codes (H, K, D), in a dtype that fits tokens projected to `dtype`.
 at::Tensor stored_codes(VectorQuantizeImpl& vq, at::ScalarType dtype);

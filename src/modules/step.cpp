@@ -70,13 +70,15 @@ Step step(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::T
   F::VectorQuantizeArguments arguments{codebook,       request.mask, targets_of(vq, request),
                                        request.weight, {},           vq.step_counts};
   if (vq.options.affine_param()) arguments.affine = own.affine_state();
+  // The reference asks whether the input requires a gradient, not whether its projection does.
+  const auto& reached = before && vq.options.vqp_compat() ? *before : x;
   auto first = losses;
   if (apart) first.orthogonal_weight(0);
   auto found = F::vector_quantize_(
       x, own.state(), arguments,
       F::VectorQuantizeStepOptions()
           .layout(layout)
-          .search(search_options(vq, request, estimator_of(vq)))
+          .search(search_options(vq, request, estimator_of(vq, reached, codebook.requires_grad())))
           .losses(first)
           .learning(own.learning(request.ema_update, request.ranks, request.accumulate))
           .learns(learns && !apart)

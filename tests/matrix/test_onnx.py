@@ -91,3 +91,26 @@ def test_float64_is_refused(row: str, tmp_path: Path) -> None:
     indices = Encode(module)(classes.data(row, 1, dtype=torch.float64))
     with pytest.raises(Exception, match=r"expected s.*_decode without float64"):
         run(Decode(module), indices, set(), tmp_path / "decode.onnx", [])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "options", "features"),
+    [
+        ("VectorQuantize", dict(dim=4, codebook_size=8), 4),
+        ("VectorQuantize", dict(dim=4, codebook_size=8, use_cosine_sim=True), 4),
+        ("FSQ", dict(levels=[5, 4]), 2),
+        ("LFQ", dict(codebook_size=16), 4),
+    ],
+    ids=["euclidean", "cosine", "fsq", "lfq"],
+)
+def test_the_default_dtype_does_not_matter(
+    name: str, options: dict, features: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    module = getattr(torchvq, name)(**options).eval()
+    x = torch.randn(2, 6, features)
+    torch.set_default_dtype(dtype)
+    try:
+        run(Encode(module), x, {2}, tmp_path / "encode.onnx", [x])
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -76,6 +76,15 @@ SAME = [
     compatible(
         "no gradient to input, learnable", dict(route_gradients_to_input=False, **LEARNABLE)
     ),
+    plain("codes take the gradient", dict(num_quantizers=2, **LEARNABLE)),
+    plain("codes take the gradient, frozen", LEARNABLE, forward=dict(freeze_codebook=True)),
+    plain("codes take the gradient, one level", dict(num_quantizers=1, **LEARNABLE)),
+    compatible(
+        "codes take the gradient, and hand it on",
+        dict(quant_grad_frac=0.3, **LEARNABLE),
+        input_grad=False,
+    ),
+    compatible("codes take the gradient, implicit", QINCO, steps=1, input_grad=False),
     compatible("small inputs", data=lambda x: x * 3e-2),
     compatible("large inputs", data=lambda x: x * 1e2),
     # outputs, losses and state
@@ -157,6 +166,11 @@ SAME = [
         "diversity, frozen",
         dict(codebook_diversity_loss_weight=0.4, codebook_diversity_temperature=2.0),
         forward=dict(freeze_codebook=True),
+    ),
+    compatible(
+        "diversity, frozen, masked",
+        dict(codebook_diversity_loss_weight=0.4, codebook_diversity_temperature=2.0),
+        forward=lambda step: dict(freeze_codebook=True, mask=mask(step)),
     ),
     # dropout
     compatible("dropout", DROPOUT, forward=dropped, probes=READ),

@@ -23,6 +23,7 @@ from .setup_vector_quantize import (
     SHARED,
     STRAIGHT,
     VOLUME,
+    bridge,
     codebook,
     frozen,
     mask,
@@ -64,6 +65,47 @@ ESTIMATORS = [
     Row("no gradient to input", dict(route_gradients_to_input=False)),
     Row("no gradient to input, learnable", dict(route_gradients_to_input=False, **LEARNABLE)),
     Row("no gradient to input, projected", dict(route_gradients_to_input=False, codebook_dim=4)),
+    Row(
+        "no gradient to input, learnable, frozen",
+        frozen(route_gradients_to_input=False, **LEARNABLE),
+    ),
+    # An input that takes no gradient leaves the output's to codes that are parameters.
+    Row("codes take the gradient", LEARNABLE, input_grad=False),
+    Row(
+        "codes take the gradient, straight-through", dict(**STRAIGHT, **LEARNABLE), input_grad=False
+    ),
+    Row("codes take the gradient, frozen", frozen(**LEARNABLE), input_grad=False),
+    Row(
+        "codes take the gradient, synchronised",
+        dict(sync_update_v=0.3, **LEARNABLE),
+        input_grad=False,
+    ),
+    Row(
+        "codes take the gradient, separate heads",
+        dict(heads=2, codebook_dim=4, separate_codebook_per_head=True, **LEARNABLE),
+        input_grad=False,
+    ),
+    Row("codes take the gradient, bridge", bridge(), input_grad=False),
+    Row(
+        "codes take the gradient, orthogonal",
+        dict(orthogonal_reg_weight=2.0, ema_update=False),
+        input_grad=False,
+    ),
+    Row("codes take the gradient, topk", LEARNABLE, input_grad=False, forward=dict(topk=2)),
+    Row(
+        "codes take the gradient, masked",
+        LEARNABLE,
+        input_grad=False,
+        forward=lambda step: dict(mask=mask(step)),
+    ),
+    Row(
+        "codes take the gradient, given indices",
+        LEARNABLE,
+        input_grad=False,
+        forward=lambda step: dict(indices=targets((2, 6), step)),
+    ),
+    Row("codes take the gradient, projected", dict(codebook_dim=4, **LEARNABLE), input_grad=False),
+    Row("projected input without gradient", dict(codebook_dim=4), input_grad=False),
     Row("Gumbel gradient", frozen(**GUMBEL)),
     Row("Gumbel gradient, temperature 2", frozen(sample_codebook_temp=2.0, **GUMBEL)),
     Row(
@@ -212,6 +254,23 @@ LOSSES = [
         shape=(12, DIM),
     ),
     Row(
+        "compatible, diversity, masked",
+        frozen(codebook_diversity_loss_weight=0.5, codebook_diversity_temperature=1.0),
+        forward=lambda step: dict(mask=mask(step), **BREAKDOWN),
+    ),
+    Row(
+        "compatible, diversity, masked, separate heads",
+        frozen(
+            codebook_diversity_loss_weight=0.5,
+            codebook_diversity_temperature=1.0,
+            commitment_weight=0.0,
+            heads=2,
+            codebook_dim=4,
+            separate_codebook_per_head=True,
+        ),
+        forward=lambda step: dict(mask=mask(step), **BREAKDOWN),
+    ),
+    Row(
         "diversity, learnable",
         dict(codebook_diversity_loss_weight=0.5, codebook_diversity_temperature=1.0, **LEARNABLE),
         shape=(12, DIM),
@@ -313,6 +372,11 @@ SELECTIONS = [
         "topk, eval only, in-place optimizer",
         dict(in_place_codebook_optimizer=sgd, **LEARNABLE),
         steps=0,
+        forward=dict(topk=2, **BREAKDOWN),
+    ),
+    Row(
+        "topk, active codes",
+        dict(orthogonal_reg_weight=1.0, orthogonal_reg_active_codes_only=True, **LEARNABLE),
         forward=dict(topk=2, **BREAKDOWN),
     ),
     Row("topk, masked", forward=lambda step: dict(topk=2, mask=mask(step))),

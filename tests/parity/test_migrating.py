@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torchvq
 from torchvq.migrate.differences import as_text, sections
 
+from .line_checks import LINE_CHECKS
 from .lines import LINES, lines
 from .unlike import UNLIKE
 
@@ -354,6 +355,7 @@ def lfq_channel_last():
 CHECKS = {
     check.__name__.replace("_", "-"): check
     for check in (
+        *LINE_CHECKS,
         beam_training,
         beam_sampling,
         beam_evaluation,

@@ -165,6 +165,18 @@ UNLIKE: dict[tuple[str, str], Unlike] = {
         ("quantized", "indices", "loss", "grad.", "state."),
         "beam, averages",
     ),
+    **_rows(
+        "ResidualVQ",
+        "grad-frac",
+        ("grad", "state"),
+        "codes take the gradient, and hand it on",
+    ),
+    **_rows(
+        "ResidualVQ",
+        "implicit-condition",
+        ("grad", "state"),
+        "codes take the gradient, implicit",
+    ),
     **_rows("ResidualVQ", "all-codes", ("all_codes", "grad.input"), "all codes after the update"),
     **_rows("ResidualVQ", "stack-gradient", ("grad.input",), "all codes, learnable"),
     **_rows(
@@ -176,7 +188,13 @@ UNLIKE: dict[tuple[str, str], Unlike] = {
     ),
     **_rows("LFQ", "lfq-clamp", ("loss", "breakdown", "grad."), "sure tokens"),
     **_rows("ResidualVQ", "stack-masked-cosine", ("loss", "grad.input"), "masked, cosine"),
-    **_rows("ResidualVQ", "diversity-loss", ("loss", "grad.input"), "diversity, frozen"),
+    **_rows(
+        "ResidualVQ",
+        "diversity-loss",
+        ("loss", "grad.input"),
+        "diversity, frozen",
+        "diversity, frozen, masked",
+    ),
     **_rows(
         "ResidualVQ",
         "shared-codebook",
@@ -212,12 +230,21 @@ UNLIKE: dict[tuple[str, str], Unlike] = {
         "diversity-loss",
         ("loss", "breakdown.codebook_diversity", "grad.input"),
         "compatible, diversity of an image",
+        "compatible, diversity, masked",
+        "compatible, diversity, masked, separate heads",
     ),
     **_rows(
         "VectorQuantize",
         "rotation-near-zero",
         ("quantized", "grad.input"),
         "compatible, rotation near zero",
+    ),
+    **_rows(
+        "VectorQuantize",
+        "projection-gradient",
+        ("grad", "state._codebook.embed", "state.project_in"),
+        "codes take the gradient, projected",
+        "projected input without gradient",
     ),
     # In the reference, coarse scales move the codes that finer ones search in the same step.
     **_rows(

@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 from vector_quantize_cases import (
     BATCH,
     CASES,
@@ -58,6 +62,31 @@ def test_checkpointed_steps_are_plain_steps(case: str, reentrant: bool) -> None:
         assert_same_step(train_step(checkpointed(module, reentrant), module, x), expected)
         assert_same_state(module, state(plain))
     assert not module._codebook._replays
+
+
+MATRIX_PRODUCTS = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+
+
+@pytest.mark.parametrize("saves", [MATRIX_PRODUCTS, []], ids=["saves products", "saves nothing"])
+@pytest.mark.parametrize("case", CASES)
+def test_selective_checkpoints_are_plain_steps(case: str, saves: list[Any]) -> None:
+    """A policy counts the operators of the first run, and expects them in the recomputation."""
+
+    def policy(_context: Any, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        save = op in saves
+        return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    plain, module = build(case), build(case)
+    for step in range(2):
+        x = data(plain, step)
+        expected = train_step(plain, plain, x)
+
+        def forward(x: Tensor, **kwargs: Any) -> Any:
+            return checkpoint(module, x, use_reentrant=False, context_fn=contexts, **kwargs)
+
+        assert_same_step(train_step(forward, module, x), expected)
+        assert_same_state(module, state(plain))
 
 
 @pytest.mark.parametrize("reentrant", REENTRANT)

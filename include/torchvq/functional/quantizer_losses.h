@@ -24,7 +24,7 @@ struct SearchedTokens {
 
 /// The tokens before the projection, which the rules of the reference need.
 struct TokensBefore {
-  at::Tensor tokens;               ///< (B, N, dim), before the projection, masked tokens zero
+  at::Tensor tokens;               ///< (B, N, dim), before the projection
   std::optional<at::Tensor> mask;  ///< (B, N), bool
   int64_t heads = 1;
   bool separate = false;
@@ -36,6 +36,10 @@ struct QuantizerLossOptions {
   /// Whether ranks add up the diversity loss.
   [[nodiscard]] bool shares_diversity() const {
     return training() && diversity_weight() > 0 && !vqp_compat();
+  }
+  /// Whether the diversity loss ignores masks, as in the reference.
+  [[nodiscard]] bool diversity_of_padding() const {
+    return training() && diversity_weight() > 0 && vqp_compat();
   }
 
   /// Whether the module is in training: in evaluation only requested terms are computed.

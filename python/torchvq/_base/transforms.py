@@ -1,16 +1,30 @@
 """Flags whose values Python must not read at each use, or cannot read directly (under torch.vmap)."""
 
+import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from torchvq._base.ranks import distributed_training
 from torchvq._base.torch_private import is_mapped, unmapped
 
-__all__ = ["is_known", "is_mapped", "reads_at_once", "shared_flag", "version_of"]
+__all__ = ["is_known", "is_mapped", "reads_at_once", "shared_flag", "takes_gradient", "version_of"]
 
 
 def reads_at_once(tensor: Tensor) -> bool:
     """Whether Python reads the values of a tensor without waiting for a device; not under compilers."""
     return type(tensor) is Tensor and tensor.device.type == "cpu" and not is_mapped(tensor)
+
+
+def takes_gradient(tensor: Tensor) -> bool:
+    """Whether the tensor requires a gradient, or has a tangent; also below torch.vmap, which hides this."""
+    if tensor.requires_grad or torch.compiler.is_compiling():
+        return tensor.requires_grad
+    while is_mapped(tensor):
+        tensor = unmapped(tensor)
+    if tensor.requires_grad:
+        return True
+    dual = forward_ad.unpack_dual(tensor)  # type: ignore[no-untyped-call]
+    return dual.tangent is not None
 
 
 def shared_flag(flag: Tensor) -> bool:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base.ranks import Ranks, noise_rng
+from torchvq._base.transforms import takes_gradient
 from torchvq._codebook.in_place import in_place_step, learns_in_place
 from torchvq._codebook.losses import SearchedTokens, SearchResult
 from torchvq._codebook.request import Request
@@ -45,7 +46,7 @@ def choose(
         mask=mask,
         topk=request.topk,
         metric=vq._codebook.metric,
-        estimator=estimator(vq) if gradient is None else gradient,
+        estimator=estimator(vq, projected, codebook) if gradient is None else gradient,
         chosen=chosen,
         **search_options(vq, request),
     )
@@ -117,9 +118,17 @@ def stored_codes(codebook: "Codebook", dtype: torch.dtype) -> Tensor:
     return codes.float() if codes.dtype == torch.float64 != dtype else codes
 
 
-def estimator(vq: "VectorQuantize") -> str:
-    """The gradient of the output, by its name in the operators."""
+def estimator(vq: "VectorQuantize", x: Tensor, codes: Tensor) -> str:
+    """The gradient of the output, by its name in the operators.
+
+    Args:
+        x: the tensor that the estimator's gradient should reach. If it takes none, the gradient goes to the codes.
+        codes: the codes that are searched.
+    """
     if not vq.training:
+        return "none"
+    # Estimators that reach nothing are kept if codes take no gradient either: an exported step may meet other inputs.
+    if (vq.vqp_compat or takes_gradient(codes)) and not takes_gradient(x):
         return "none"
     if not vq.route_gradients_to_input:
         return "gumbel" if vq.straight_through else "none"

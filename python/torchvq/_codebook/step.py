@@ -73,7 +73,10 @@ def _train(
     overlaps = learns and not apart and codebook.learns(request.ema_update)
     overlaps = overlaps and may_overlap(codebook, request.ranks, x)
     at_once = not apart and not overlaps
+    # The reference asks whether the input requires a gradient, not whether its projection does.
+    reached = before if vq.vqp_compat and before is not None else x
     arguments = _arguments(vq, codebook, request, apart)
+    arguments["estimator"] = estimator(vq, reached, codes)
     if learns and at_once:
         arguments |= codebook.learning(
             request.ema_update, request.weight, accumulate=request.accumulate
@@ -164,7 +167,6 @@ def _arguments(
     """Arguments of the search and of the losses."""
     arguments: dict[str, Any] = dict(
         codebook.collecting(request.ranks) | loss_options(vq, request),
-        estimator=estimator(vq),
         topk=request.topk,
         **search_options(vq, request),
         affine=codebook.affine_state() if codebook.affine_param else [],

@@ -9,7 +9,7 @@ from torchvq._base.projection import project
 from torchvq._base.ranks import Ranks
 from torchvq._codebook.losses import SearchedTokens, SearchResult
 from torchvq._codebook.request import Request
-from torchvq._codebook.search import codes_to_search
+from torchvq._codebook.search import codes_to_search, estimator
 from torchvq.vector_quantize import VectorQuantize
 
 _ops = torch.ops.torchvq
@@ -55,7 +55,7 @@ def choose_implicit(
     mask: Tensor | None,
     request: Request,
     *,
-    gradient: str,
+    gradient: str | None,
     rng: Tensor,
 ) -> SearchResult:
     """The search of a level whose codes are computed for each token; like ``_search.choose``.
@@ -72,7 +72,7 @@ def choose_implicit(
     quantized = estimate(
         residual,
         codes,
-        gradient,
+        estimator(layer, residual, codes) if gradient is None else gradient,
         rng,
         variance=layer.directional_reparam_variance,
         sync_update_v=layer.sync_update_v if layer.training else 0.0,

@@ -153,7 +153,7 @@ def _choose_level(
     tokens = rvq.layout.merge_heads(residual, *request.batch).flatten(2)
     # With one estimator for the stack, levels need their own only for the gradient that they hand on.
     own = vq.training and (rvq.estimates_levels or rvq.quant_grad_frac > 0)
-    gradient = estimator(vq) if own else "none"
+    gradient = None if own else "none"
     rng = _level_rng(rvq, index)
     if implicit is None:
         result = choose(
@@ -211,7 +211,7 @@ def _level_rng(rvq: "ResidualVQ", index: int) -> Tensor:
 def _estimate_stack(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, ranks: Ranks) -> Tensor:
     """The sum of the codes with the gradient of one estimator between input and sum, for any number of levels."""
     first = rvq.levels[0]
-    name = estimator(first)
+    name = estimator(first, inputs, total)
     if rvq.diveq and rvq.training:
         name = "directional_reparam"
     return estimate(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from torchvq._base.lean_call import without_defaults
 from torchvq._base.ranks import joined_signature
+from torchvq._base.transforms import takes_gradient
 from torchvq._codebook.losses import loss_options, orthogonal_options
 from torchvq._codebook.request import Request, request_of_level
 from torchvq._codebook.search import estimator, search_options, stored_codes
@@ -28,13 +29,18 @@ class Step(NamedTuple):
     codes: list[Tensor]  # (H, T, D) of each level in use
 
 
-def steps_at_once(rvq: "ResidualVQ") -> bool:
-    """Whether no Python code runs between the levels: no k-means, no network that computes codes, no optimizer."""
+def steps_at_once(rvq: "ResidualVQ", tokens: Tensor) -> bool:
+    """Whether no Python code runs between the levels: no k-means, no network that computes codes, no optimizer, and
+    one estimator serves all levels."""
     levels, training = rvq.levels, rvq.training
     first = levels[0]
     rules = first._codebook.rules
     optimizers = (rvq.in_place_codebook_optimizer, first.in_place_codebook_optimizer)
     if rvq.implicit_neural_codebook or any(own is not None for own in optimizers):
+        return False
+    by_gradient = training and "embed" in first._codebook._parameters
+    if by_gradient and rvq.quant_grad_frac > 0 and not takes_gradient(tokens):
+        # Codes hand their gradient on to later levels, which need an estimator then; the first has nothing to reach.
         return False
     return all(
         level.training == level._codebook.training == training
@@ -59,6 +65,7 @@ def step_at_once(rvq: "ResidualVQ", tokens: Tensor, request: "StackRequest") -> 
     own = codebooks[:1] if rvq.shared_codebook else codebooks
     for owned in own:
         owned.begin_record()
+    searched = [stored_codes(own, tokens.dtype) for own in used]
     steps = rvq.training and not codebook.replaying
     learns = steps and not request.frozen
     options = dict(
@@ -70,12 +77,12 @@ def step_at_once(rvq: "ResidualVQ", tokens: Tensor, request: "StackRequest") -> 
         separate=first.separate_codebook_per_head,
         learns=learns,
         finishes=steps,
-        **_gradients(rvq, first, own_request),
+        **_gradients(rvq, own_request, tokens, searched),
         **_arguments(rvq, first, request, own_request, learns),
     )
     quantized, indices, losses, codes, totals = _ops.residual_quantize_.default(
         tokens,
-        [stored_codes(searched, tokens.dtype) for searched in used],
+        searched,
         [tensor for learning in own for tensor in learning.state()],
         [learning.rng for learning in own],
         [level.step_counts for level in levels],
@@ -96,9 +103,12 @@ def _targets(rvq: "ResidualVQ", request: "StackRequest") -> list[Tensor]:
     return [rvq.layout.split_indices(level) for level in used]
 
 
-def _gradients(rvq: "ResidualVQ", first: "VectorQuantize", own_request: Request) -> dict[str, Any]:
+def _gradients(
+    rvq: "ResidualVQ", own_request: Request, tokens: Tensor, searched: list[Tensor]
+) -> dict[str, Any]:
     """The estimator of the output, and the gradient that levels hand on."""
-    own = estimator(first)
+    first = rvq.levels[0]
+    own = estimator(first, tokens, next(filter(takes_gradient, searched), searched[0]))
     return dict(
         estimator="directional_reparam" if rvq.diveq and rvq.training else own,
         level_estimator=own,

@@ -38,7 +38,7 @@ def level_thresholds(levels: Sequence[int], bound: str) -> Tensor:
             found = _ops.scalar_quantize(_number(middle).unsqueeze(-1), [count], bound=bound)[1]
             high = torch.where(found >= wanted, middle, high)
             low = torch.where(found >= wanted, low, middle)
-        row = torch.full((max(levels) - 1,), torch.inf)
+        row = torch.full((max(levels) - 1,), torch.inf, dtype=torch.float32)
         row[: count - 1] = _number(high)
         rows.append(row)
     return torch.stack(rows)
@@ -46,7 +46,7 @@ def level_thresholds(levels: Sequence[int], bound: str) -> Tensor:
 
 def _rank(value: float) -> int:
     """The position of a float32 among all of them in rising order; 0 for zero."""
-    bits = int(torch.tensor(abs(value)).view(torch.int32))
+    bits = int(torch.tensor(abs(value), dtype=torch.float32).view(torch.int32))
     return -bits if value < 0 else bits
 
 

@@ -69,6 +69,14 @@ TOUCHES: dict[str, Callable[[Options], Any]] = {
     "training-output": always,
     "search": always,
     "input-dtype": _projected,
+    "projection-gradient": _projected,
+    "cosine-length": lambda o: o["use_cosine_sim"],
+    "topk-breakdown": lambda o: bool(o["accept_image_fmap"] or o["accept_3d_fmap"]),
+    "topk-sampling": lambda o: o["stochastic_sample_codes"],
+    "orthogonal-mask": lambda o: o["orthogonal_reg_active_codes_only"],
+    "shared-orthogonal": lambda o: (
+        o["shared_codebook"] and o["orthogonal_reg_weight"] > 0 and _moves(o)
+    ),
     "lengths-channel-first": lambda o: not o["channel_last"],
     "cross-entropy-shapes": lambda o: o["commitment_use_cross_entropy_loss"],
     "sync-alone": lambda o: bool(o["sync_codebook"] or o["sync_affine_param"]),

@@ -1,0 +1,102 @@
+"""Checks of lines of docs/migrating.md that are no row of a table: calls with unusual combinations of arguments."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import vector_quantize_pytorch as reference
+
+import torchvq
+
+BOTH = (reference, torchvq)
+OPTIONS = dict(dim=8, codebook_size=16)
+
+
+def tokens(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def loaded(module: torch.nn.Module, theirs: torch.nn.Module) -> torch.nn.Module:
+    module.load_state_dict(theirs.state_dict())
+    return module
+
+
+def cosine_length():
+    """A long code wins by its dot product, and loses by its angle."""
+    codes = torch.nn.functional.normalize(tokens(16, 8), dim=-1)
+    x = codes[:1] + 0.1 * codes[1:2]
+    codes[1] *= 50
+    codes[1] += 60 * codes[0]
+    found = []
+    for package in BOTH:
+        vq = package.VectorQuantize(**OPTIONS, use_cosine_sim=True).eval()
+        with torch.no_grad():
+            vq._codebook.embed.copy_(codes)
+        found.append(vq(x.unsqueeze(0))[1].item())
+    assert found == [1, 0]
+
+
+def topk_breakdown():
+    shapes = []
+    for package in BOTH:
+        vq = package.VectorQuantize(**OPTIONS, accept_image_fmap=True).train()
+        _, _, loss, breakdown = vq(tokens(2, 8, 3, 4), topk=2, return_loss_breakdown=True)
+        assert loss.shape == (2, 3, 4, 2)
+        shapes.append(tuple(breakdown.commitment.shape))
+    assert shapes == [(2, 12, 2), (2, 3, 4, 2)]
+
+
+def targets_breakdown():
+    counts = []
+    for package in BOTH:
+        targets = torch.zeros(2, 6, dtype=torch.long)
+        vq = package.VectorQuantize(**OPTIONS)
+        counts.append(len(vq(tokens(2, 6, 8), indices=targets, return_loss_breakdown=True)))
+    assert counts == [2, 3]
+
+
+def topk_sampling():
+    options = dict(**OPTIONS, stochastic_sample_codes=True)
+    theirs = reference.VectorQuantize(**options)
+    nearest = theirs.eval()(tokens(2, 6, 8), topk=2)[1]
+    assert not torch.equal(theirs.train()(tokens(2, 6, 8), topk=2)[1], nearest)
+    ours = torchvq.VectorQuantize(**options)
+    with pytest.raises(ValueError, match="expected topk in training without"):
+        ours.train()(tokens(2, 6, 8), topk=2)
+    ours.eval()(tokens(2, 6, 8), topk=2)
+
+
+def orthogonal_mask():
+    """The loss of the codes of real tokens, against that of all tokens."""
+    options = dict(orthogonal_reg_weight=1.0, orthogonal_reg_active_codes_only=True)
+    theirs = reference.VectorQuantize(**OPTIONS, **options, freeze_codebook=True)
+    ours = loaded(torchvq.VectorQuantize(**OPTIONS, **options, freeze_codebook=True), theirs)
+    x, mask = tokens(1, 6, 8), torch.arange(6)[None] < 2
+
+    def term(module, x, **call):
+        return module(x, return_loss_breakdown=True, **call)[3].orthogonal_reg
+
+    torch.testing.assert_close(term(theirs, x, mask=mask), term(theirs, x))
+    torch.testing.assert_close(term(ours, x, mask=mask), term(theirs, x[:, :2]))
+    assert not torch.allclose(term(theirs, x), term(theirs, x[:, :2]))
+
+
+def shared_orthogonal():
+    """The loss of a level: equal without the term, under the switch; unlike with it."""
+    options = dict(OPTIONS, num_quantizers=3, shared_codebook=True)
+    for weight in (0.0, 1.0):
+        theirs = reference.ResidualVQ(**options, orthogonal_reg_weight=weight)
+        ours = torchvq.ResidualVQ(**options, orthogonal_reg_weight=weight, vqp_compat=True)
+        loaded(ours, theirs)
+        losses = [module(tokens(2, 6, 8))[2] for module in (theirs, ours)]
+        assert torch.allclose(*losses) == (weight == 0)
+
+
+LINE_CHECKS = (
+    cosine_length,
+    topk_breakdown,
+    targets_breakdown,
+    topk_sampling,
+    orthogonal_mask,
+    shared_orthogonal,
+)
