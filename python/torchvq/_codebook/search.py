@@ -128,7 +128,7 @@ def estimator(vq: "VectorQuantize", x: Tensor, codes: Tensor) -> str:
     if not vq.training:
         return "none"
     # Estimators that reach nothing are kept if codes take no gradient either: an exported step may meet other inputs.
-    if (vq.vqp_compat or takes_gradient(codes)) and not takes_gradient(x):
+    if not takes_gradient(x) and (vq.vqp_compat or takes_gradient(codes)):
         return "none"
     if not vq.route_gradients_to_input:
         return "gumbel" if vq.straight_through else "none"

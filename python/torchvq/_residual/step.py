@@ -108,7 +108,10 @@ def _gradients(
 ) -> dict[str, Any]:
     """The estimator of the output, and the gradient that levels hand on."""
     first = rvq.levels[0]
-    own = estimator(first, tokens, next(filter(takes_gradient, searched), searched[0]))
+    codes = searched[0]
+    if not takes_gradient(tokens):
+        codes = next(filter(takes_gradient, searched), codes)
+    own = estimator(first, tokens, codes)
     return dict(
         estimator="directional_reparam" if rvq.diveq and rvq.training else own,
         level_estimator=own,
