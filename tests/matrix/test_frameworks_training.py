@@ -302,7 +302,7 @@ def test_parametrized_projections(row: str, how: str) -> None:
     objective(found).backward()
     assert all(p.grad is not None for layer in layers for p in layer.parametrizations.parameters())
     if how != "spectral_norm":
-        expected = forward(plain, data(row))
+        expected = forward(plain, data(row).requires_grad_())
         torch.testing.assert_close(found.quantized, expected.quantized, rtol=1e-5, atol=1e-5)
     assert_same_state(copy.deepcopy(module), state(module))
 

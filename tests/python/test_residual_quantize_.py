@@ -49,15 +49,16 @@ def same_bits(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
 def compare(stack: ResidualVQ, monkeypatch, **call) -> None:
     """Steps from the same state, by one operator and level by level."""
     training = stack.training
+    tokens = data(stack).requires_grad_()
     for number in range(20):  # until k-means has run at every level, even with dropout
-        if not steps_at_once(stack):
+        if not steps_at_once(stack, tokens):
             with torch.no_grad():
                 stack.train()(data(stack, number))
             stack.train(training)
-    assert steps_at_once(stack)
+    assert steps_at_once(stack, tokens)
     walked = copy.deepcopy(stack)
     at_once = run(stack, 3, **call)
-    monkeypatch.setattr(residual_vq, "steps_at_once", lambda _: False)
+    monkeypatch.setattr(residual_vq, "steps_at_once", lambda *_: False)
     same_bits(at_once, run(walked, 3, **call))
 
 
@@ -105,7 +106,7 @@ def test_a_vector_that_is_not_finite(case, monkeypatch):
     x = data(stack)
     x.view(-1)[3] = float("inf")
     outputs = [stack(x)]
-    monkeypatch.setattr(residual_vq, "steps_at_once", lambda _: False)
+    monkeypatch.setattr(residual_vq, "steps_at_once", lambda *_: False)
     outputs.append(walked(x))
     same_bits([t.detach() for t in outputs[0]], [t.detach() for t in outputs[1]])
     assert outputs[0].quantized.isnan().any()
@@ -121,15 +122,22 @@ def test_no_tokens(monkeypatch):
 
 
 def test_what_goes_level_by_level():
-    assert not steps_at_once(build("kmeans").train())
-    assert not steps_at_once(build("implicit").train())
-    assert not steps_at_once(build("affine").train())
     mixed = build("default").train()
     mixed.layers[1].eval()
-    assert not steps_at_once(mixed)
     weighed = build("default").train()
     weighed.layers[1].commitment_weight = 0.5
-    assert not steps_at_once(weighed)
+    others = [build(case).train() for case in ("kmeans", "implicit", "affine")]
+    for stack in [mixed, weighed, *others]:
+        assert not steps_at_once(stack, data(stack).requires_grad_())
+
+
+def test_codes_that_hand_their_gradient_on_go_level_by_level():
+    """If only the codes take a gradient, the first level has nothing to reach, and later ones have."""
+    stack = build("learnable").train()
+    stack.quant_grad_frac = 0.5
+    x = data(stack)
+    assert not steps_at_once(stack, x)
+    assert steps_at_once(stack, x.clone().requires_grad_())
 
 
 def test_a_list_of_another_length_is_an_error():

@@ -161,7 +161,7 @@ def test_a_checkpoint_has_the_reference_s_names():
         (dict(commitment_weight=-1.0), "expected commitment_weight to be 0 or more"),
         (
             dict(input_to_quantize_commit_loss_weight=float("nan")),
-            "expected input_to_quantize_commit_loss_weight to be 0 or more, but got nan",
+            "expected input_to_quantize_commit_loss_weight to be 0 or more and finite, but got nan",
         ),
         (dict(init_fn=lambda codes: codes[0]), r"init_fn to return codes of shape \[11, 6\]"),
     ],
