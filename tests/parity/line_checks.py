@@ -81,6 +81,20 @@ def orthogonal_mask():
     assert not torch.allclose(term(theirs, x), term(theirs, x[:, :2]))
 
 
+def beam_cosine():
+    """With a beam of all codes, our path leaves the shortest residual of both, and the reference's a longer one."""
+    options = dict(OPTIONS, num_quantizers=2, use_cosine_sim=True, beam_size=16)
+    theirs = reference.ResidualVQ(**options)
+    ours = loaded(torchvq.ResidualVQ(**options), theirs)
+    x = tokens(2, 20, 8)
+    left = []
+    for module in (theirs, ours):
+        indices = module.eval()(x, beam_size=16)[1]
+        left.append((x - ours.get_output_from_indices(indices)).norm(dim=-1))
+    assert (left[1] <= left[0] + 1e-5).all()
+    assert (left[1] < left[0] - 1e-3).any()
+
+
 def shared_orthogonal():
     """The loss of a level: equal without the term, under the switch; unlike with it."""
     options = dict(OPTIONS, num_quantizers=3, shared_codebook=True)
@@ -99,4 +113,5 @@ LINE_CHECKS = (
     topk_sampling,
     orthogonal_mask,
     shared_orthogonal,
+    beam_cosine,
 )

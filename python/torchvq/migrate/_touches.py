@@ -92,6 +92,7 @@ TOUCHES: dict[str, Callable[[Options], Any]] = {
     "stack-frozen": _frozen,
     "diveq-variance": lambda o: o["diveq"] and o["directional_reparam_variance"] != 0.005,
     "beam-score": lambda o: (o["beam_size"] or 1) > 1,
+    "beam-cosine": lambda o: (o["beam_size"] or 1) > 1 and o["use_cosine_sim"],
     "beam-training": lambda o: (o["beam_size"] or 1) > 1,
     "implicit-condition": lambda o: o["implicit_neural_codebook"],
     "stack-masked-cosine": lambda o: o["use_cosine_sim"],
