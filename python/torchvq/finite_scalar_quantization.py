@@ -311,7 +311,10 @@ class FSQ(RandomState):
 
     @property
     def _code_dtype(self) -> torch.dtype:
-        state = [*self.parameters(), *self.buffers()]
+        # Stacks ask once a level, and a walk over all modules takes longer than the decoding of few tokens.
+        state = [buffer for buffer in self._buffers.values() if buffer is not None]
+        if self.has_projections:
+            state += [*self.project_in.parameters(), *self.project_out.parameters()]
         wide = any(tensor.dtype == torch.float64 for tensor in state)
         return torch.float64 if wide else torch.float32
 
