@@ -138,9 +138,8 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
             self.register_buffer("embed", embed)
         if affine_param:
             self.register_affine_state(num_codebooks, dim)
-        self.register_buffer(
-            "cooldown", torch.zeros(num_codebooks, codebook_size, dtype=torch.long)
-        )
+        cooldown = torch.zeros(num_codebooks, codebook_size, dtype=torch.long)
+        self.register_buffer("cooldown", cooldown)
         self.register_buffer("rng", fresh_rng())
         # Codes that the last training forward replaced; for ``stats``, not part of checkpoints.
         replaced = torch.zeros(num_codebooks, dtype=torch.long)

@@ -101,8 +101,6 @@ class HierarchicalVQ(nn.Module):
     """
 
     scale_counts: Tensor
-    # Options in which all ranks must agree, as text, besides those of the levels.
-    signature = ""
 
     def __init__(
         self,
@@ -154,10 +152,6 @@ class HierarchicalVQ(nn.Module):
         self.nested_dropout_min_levels = nested_dropout_min_levels
         self.vqp_compat = vqp_compat_of(vqp_compat)
         self._convolutions = resolved[count * (axes + 1) :]
-        self.signature = (
-            f"HierarchicalVQ of scales {self.level_shapes}, shared {shared_codebook}, "
-            f"dropout {nested_dropout} from {nested_dropout_min_levels}"
-        )
 
         quantizers = [
             VectorQuantize(
@@ -318,15 +312,17 @@ class HierarchicalVQ(nn.Module):
     ) -> tuple[_scales.ScaleWalk, int | Tensor]:
         """The walk, and how many scales it used."""
         codebooks = self._codebooks()
-        # Before the depth is drawn, so that ranks draw the same depth.
-        agree_in_stack(
-            self,
-            self.levels[0],
-            codebooks,
-            request.ranks,
-            frozen=request.frozen,
-            dtype=maps.dtype,
-        )
+        if not request.ranks.alone:
+            # Before the depth is drawn, so that ranks draw the same depth.
+            text = _scales.options_text(self)
+            agree_in_stack(
+                self.levels[0],
+                codebooks,
+                request.ranks,
+                text,
+                frozen=request.frozen,
+                dtype=maps.dtype,
+            )
         if self.training:
             begin_step(codebooks)
         depth = self._depth()
@@ -460,14 +456,8 @@ class HierarchicalVQ(nn.Module):
             total = torch.zeros_like(decoded) + decoded if total is None else total + decoded
         assert total is not None
         if mask is not None:
-            expected = [batch, *full]
-            expect(
-                "HierarchicalVQ",
-                list(mask.shape) == expected,
-                "mask",
-                f"of shape {expected}",
-                list(mask.shape),
-            )
+            expected, shape = [batch, *full], list(mask.shape)
+            expect("HierarchicalVQ", shape == expected, "mask", f"of shape {expected}", shape)
             total = total.masked_fill(mask.logical_not().unsqueeze(1), 0)
         return total if self.channel_first else total.movedim(1, -1)
 

@@ -18,16 +18,12 @@ from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import make_projections, project
 from torchvq._base.ranks import ranks_of
 from torchvq._base.torch_private import is_mapped
-from torchvq._base.wide_buffers import HALF
-from torchvq._codebook.in_place import (
-    keep_optimizer_in_checkpoint,
-    optimizer_text,
-    step_in_place_optimizer,
-)
+from torchvq._codebook.in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
 from torchvq._codebook.messages import agree_in_stack
 from torchvq._codebook.stats import CodebookStats, begin_step, read_stats
-from torchvq._residual.at_once import decode_sum, encode_at_once, encodes_at_once
-from torchvq._residual.calls import beam_of, check_levels, targets_of
+from torchvq._residual.at_once import encode_at_once, encodes_at_once
+from torchvq._residual.calls import beam_of, options_text, targets_of
+from torchvq._residual.decode import decode_levels, decode_sum
 from torchvq._residual.dropout import drawn_depth, seeded_depth
 from torchvq._residual.engine import enter, stack_levels
 from torchvq._residual.implicit_codebook import MLP
@@ -101,8 +97,6 @@ class ResidualVQ(nn.Module):
         (torch.Size([1, 1024, 256]), torch.Size([1, 1024, 8]), torch.Size([8]))
     """
 
-    # Options in which all ranks must agree, as text, besides those of the levels.
-    signature = ""
     in_place_parameter_names: list[str]
     dim: int
     heads: int
@@ -185,12 +179,6 @@ class ResidualVQ(nn.Module):
         self.layers = nn.ModuleList(self._make_levels(inner_dim, vq_kwargs))
         if self.in_place_codebook_optimizer is not None:
             keep_optimizer_in_checkpoint(self)
-        self.signature = (
-            f"ResidualVQ of {self.num_quantizers} levels, shared {shared_codebook}, "
-            f"implicit {implicit_neural_codebook}, dropout {quantize_dropout} from {quantize_dropout_cutoff_index} "
-            f"in multiples of {quantize_dropout_multiple_of}, "
-            f"own optimizer {optimizer_text(self.in_place_codebook_optimizer)}"
-        )
         self.mlps: nn.ModuleList | tuple[None, ...] = (None,) * (self.num_quantizers - 1)
         if implicit_neural_codebook:
             self.mlps = nn.ModuleList(
@@ -325,20 +313,23 @@ class ResidualVQ(nn.Module):
         covers = self.training and self.vqp_compat and first.has_codebook_diversity_loss
         tokens = enter(x, None if covers else token_mask, layout, self.project_in)
         seeded = self.training and self.quantize_dropout and seed is not None
-        # Before the depth is drawn, so that ranks draw the same depth.
-        agree_in_stack(
-            self,
-            first,
-            codebooks,
-            ranks,
-            frozen=frozen,
-            dtype=tokens.dtype,
-            depth=cast(int, self._depth(seed)) if seeded else None,
-        )
+        if depth is None and seeded:
+            depth = self._depth(seed)
+        if not ranks.alone:
+            # Before a depth is drawn, so that ranks draw the same one.
+            agree_in_stack(
+                first,
+                codebooks,
+                ranks,
+                options_text(self),
+                frozen=frozen,
+                dtype=tokens.dtype,
+                depth=cast(int, depth) if seeded else None,
+            )
         if self.training:
             begin_step(codebooks)
         if depth is None:
-            depth = self._depth(seed)
+            depth = self._depth(None)
         request = StackRequest(
             mask=token_mask,
             batch=tokens.shape[:2],
@@ -448,7 +439,7 @@ class ResidualVQ(nn.Module):
         Raises:
             ValueError: for another number of levels. IndexError: for an index outside [-1, K).
         """
-        return stack_levels(self._decode(indices), self.num_quantizers, 0)
+        return stack_levels(decode_levels(self, indices), self.num_quantizers, 0)
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in the same layout.
@@ -456,38 +447,12 @@ class ResidualVQ(nn.Module):
         Zeros where all indices are -1.
         """
         indices = as_int64("ResidualVQ", indices)
-        if self.implicit_neural_codebook:
-            total, *others = map(_widened, self._decode(indices))
-            for codes in others:
-                total = total + codes
-        else:
-            check_levels(indices, self.num_quantizers, self.quantize_dropout)
-            total = decode_sum(self, indices)
-        output = project(self.project_out, total)
+        output = project(self.project_out, decode_sum(self, indices))
         if self.has_projections:
             absent = (indices < 0).flatten(-2).all(-1) if self.heads > 1 else (indices < 0).all(-1)
             output = output.masked_fill(absent.unsqueeze(-1), 0)
         # (B, dim) has no position axis to move.
         return self.layout.place_features(output) if output.dim() > 2 else output
-
-    def _decode(self, indices: Tensor) -> list[Tensor]:
-        """(B, *, heads * D) for each level of indices."""
-        check_levels(indices, self.num_quantizers, self.quantize_dropout)
-        levels, layout = indices.shape[-1], self.layout
-        positions = indices.shape[: -1 if self.heads == 1 else -2]
-        decoded: list[Tensor] = []
-        total: Tensor | None = None
-        for number, level in enumerate(self.levels[:levels]):
-            rows = layout.split_indices(indices[..., number])
-            codes = _ops.lookup_codes(level._codebook.codes(), rows)
-            if total is not None and self.implicit_neural_codebook:
-                made = self.mlp(number).rows(codes, total)
-                codes = made.masked_fill((rows < 0).unsqueeze(-1), 0)
-            total = _widened(codes) if total is None else total + codes
-            # Heads of separate codebooks are the first axis, those of a shared one are part of the token axis.
-            by_token = codes.transpose(0, 1) if layout.separate else codes
-            decoded.append(by_token.reshape(*positions, codes.shape[-1] * self.heads))
-        return decoded
 
     def stats(self, synced: bool = False) -> tuple[CodebookStats, ...]:
         """The use of the codes of each level in the last training forward; see ``VectorQuantize.stats``.
@@ -504,11 +469,6 @@ class ResidualVQ(nn.Module):
         for level in self.levels:
             level.update_in_place_optimizer()
         step_in_place_optimizer(self)
-
-
-def _widened(codes: Tensor) -> Tensor:
-    """Levels are added up at least in float32, as in the forward."""
-    return codes.float() if codes.dtype in HALF else codes
 
 
 def __getattr__(name: str) -> Any:

@@ -17,11 +17,7 @@ from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import make_projections, project, projects_nothing
 from torchvq._base.ranks import group_name, ranks_of
 from torchvq._codebook import forward as _forward
-from torchvq._codebook.in_place import (
-    keep_optimizer_in_checkpoint,
-    optimizer_text,
-    step_in_place_optimizer,
-)
+from torchvq._codebook.in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
 from torchvq._codebook.request import Request, check_call
 from torchvq._codebook.stats import CodebookStats, keep_counts, read_stats
 from torchvq._codebook.vector_quantize_options import VectorQuantizeOptions
@@ -149,8 +145,6 @@ class VectorQuantize(VectorQuantizeOptions):
     """
 
     step_counts: Tensor
-    # Options in which all ranks must agree, as text, besides those of the codebook.
-    signature = ""
     in_place_parameter_names: list[str]
 
     def __init__(
@@ -290,14 +284,6 @@ class VectorQuantize(VectorQuantizeOptions):
                 self._codebook.parameters()
             )
             keep_optimizer_in_checkpoint(self)
-        optimizer = optimizer_text(self.in_place_codebook_optimizer)
-        self.signature = (
-            f"k-means of {kmeans_iters} iterations over ranks {sync_kmeans}, affine map over ranks "
-            f"{sync_affine_param} with decays {affine_param_batch_decay} and {affine_param_codebook_decay}, "
-            f"moving averages {moves}, frozen {freeze_codebook}, diversity {codebook_diversity_loss_weight} at "
-            f"{codebook_diversity_temperature}, own optimizer {optimizer}, manual {manual_in_place_optimizer_update}, "
-            f"overlap {overlap_sync}"
-        )
 
     # Forward -----------------------------------------------------------------------------------------------
 

@@ -48,10 +48,8 @@ bool sends(const c10d::ProcessGroup& group, c10::DeviceType type) {
 
 constexpr auto kReasons =
     "Likely reasons: another rank ended or raised an exception; it did not reach this call (it "
-    "evaluates, is frozen, took another "
-    "branch, ran out of batches, does not synchronise this module, or its module is new while this "
-    "one is not); or it came later "
-    "than the timeout of the "
+    "evaluates, is frozen, took another branch, ran out of batches, does not synchronise this "
+    "module, or its module is new while this one is not); or it came later than the timeout of the "
     "group. This call has changed nothing.";
 
 }  // namespace

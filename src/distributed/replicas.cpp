@@ -88,24 +88,26 @@ Register& handshakes() {
 
 /// Stacks have many tensors of few kinds, so these are counted: a note has little room.
 std::string full_signature(at::TensorList state, std::string_view signature) {
-  std::vector<std::pair<std::string, int64_t>> kinds;
+  std::vector<std::pair<at::Tensor, int64_t>>
+      kinds;  // the first tensor of a kind, and their number
   for (const auto& tensor : state) {
-    std::ostringstream kind;
-    kind << tensor.scalar_type() << tensor.sizes();
-    const auto same = [&](const auto& other) { return other.first == kind.str(); };
+    const auto same = [&](const auto& kind) {
+      return kind.first.scalar_type() == tensor.scalar_type() &&
+             kind.first.sizes() == tensor.sizes();
+    };
     const auto found = std::find_if(kinds.begin(), kinds.end(), same);
     if (found == kinds.end()) {
-      kinds.emplace_back(kind.str(), 1);
+      kinds.emplace_back(tensor, 1);
     } else {
       ++found->second;
     }
   }
   std::ostringstream text;
   text << signature << (signature.empty() ? "" : ", ") << "state";
-  for (const auto& [kind, count] : kinds) {
+  for (const auto& [tensor, count] : kinds) {
     text << " ";
     if (count > 1) text << count << " ";
-    text << kind;
+    text << tensor.scalar_type() << tensor.sizes();
   }
   return text.str();
 }

@@ -24,6 +24,7 @@
 #include "distributed/step_in_flight.h"
 #include "distributed/synced_step_statistics.h"
 #include "functional/learning_in_flight.h"
+#include "functional/step_codes.h"
 #include "functional/step_tokens.h"
 
 namespace torchvq::functional {
@@ -34,32 +35,6 @@ using Tensors = std::vector<at::Tensor>;
 // None: protecting a replaced code starves codebooks whose threshold is above the mean cluster size
 // (docs/design/statistics.md).
 constexpr int64_t kCooldownSteps = 0;
-
-/// Codes in the dtype of the state. Operators write float state; a half-precision
-/// parameter gets the rounded codes.
-class WideCodes {
- public:
-  WideCodes(const std::vector<CodebookState>& states, const LearnCodebooksOptions& options)
-      : states_(states) {
-    for (const auto& state : states) {
-      codes_.push_back(wide_embed(state, options.eps(), options.metric()));
-    }
-  }
-
-  const Tensors& codes() const { return codes_; }
-
-  /// Writes the codes of the first `count` codebooks.
-  void store(size_t count) const {
-    for (size_t i = 0; i < count; ++i) {
-      const auto& embed = states_[i].embed;
-      if (embed.scalar_type() != codes_[i].scalar_type()) embed.detach().copy_(codes_[i]);
-    }
-  }
-
- private:
-  const std::vector<CodebookState>& states_;
-  Tensors codes_;
-};
 
 /// One mask per codebook, or none at all.
 Tensors masks_of(const std::vector<StepTokens>& tokens) {

@@ -7,8 +7,6 @@
 #include <sstream>
 #include <utility>
 
-#include <ATen/ops/empty.h>
-
 #include <torchvq/distributed/ranks.h>
 #include <torchvq/distributed/replicas.h>
 #include <torchvq/functional/layout.h>
@@ -19,6 +17,7 @@
 #include <torchvq/functional/shared_moments.h>
 #include "modules/layout.h"
 #include "modules/projection.h"
+#include "modules/ranks.h"
 
 #include "functional/vector_norm.h"
 
@@ -92,8 +91,7 @@ void FSPImpl::handshake(const torch::Tensor& latents, const distributed::SyncOpt
        << options.act_name() << ", inverse " << options.need_inv_act() << ", rate "
        << options.quantize_rate() << ", norm " << options.vector_norm();
   call.signature = text.str();
-  // Notes travel on the device of the state.
-  distributed::handshake_({at::empty({0}, latents.options().dtype(at::kFloat))}, call);
+  distributed::handshake_({detail::on_device_of(latents)}, call);
 }
 
 ops::PerturbOptions FSPImpl::perturbation(double eps) const {

@@ -6,7 +6,6 @@
 #include <sstream>
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 
 #include <torchvq/distributed/ranks.h>
@@ -247,8 +246,7 @@ void LFQImpl::handshake(const std::string& group, const torch::Tensor& tokens) c
   call.label = label();
   call.handle = handle_;
   call.signature = detail::tokens_text(tokens.scalar_type()) + "; " + signature();
-  // Notes travel on the device of the state.
-  std::vector<torch::Tensor> state{at::empty({0}, tokens.options().dtype(at::kFloat))};
+  std::vector<torch::Tensor> state{detail::on_device_of(tokens)};
   for (const auto& tensor : {rng, orthogonal_rot}) {
     if (tensor.defined()) state.push_back(tensor);
   }

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <ATen/ops/empty.h>
+
 #include <torchvq/distributed/replicas.h>
 
 #include "distributed/group.h"
@@ -59,6 +61,10 @@ std::string joined_signature(const std::vector<Codebook>& codebooks) {
 
 std::string tokens_text(at::ScalarType dtype) {
   return dtype == at::kDouble ? "float64 tokens" : "float32 tokens";
+}
+
+at::Tensor on_device_of(const at::Tensor& tokens) {
+  return at::empty({0}, tokens.options().dtype(at::kFloat));
 }
 
 void handshake(const std::vector<Codebook>& codebooks, const Ranks& ranks,

@@ -26,6 +26,10 @@ std::string joined_signature(const std::vector<Codebook>& codebooks);
 /// The dtype in which tokens enter messages: it decides their size.
 std::string tokens_text(at::ScalarType dtype);
 
+/// A tensor without elements, for handshakes of modules without state: notes travel on the device
+/// of the state.
+at::Tensor on_device_of(const at::Tensor& tokens);
+
 /// The handshake before the first synchronised step: rejects ranks with different options, and
 /// makes their states equal.
 ///

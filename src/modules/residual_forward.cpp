@@ -177,23 +177,24 @@ Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwa
       rvq.is_training() && vq.vqp_compat() && vq.codebook_diversity_loss_weight() > 0;
   const auto tokens =
       enter_stack(x, sees_padding ? std::nullopt : request.mask, layout, rvq.project_in);
-  // Before the depth is drawn, so that ranks draw the same depth.
   const auto& seed = call.rand_quantize_dropout_fixed_seed();
+  const bool seeded = rvq.is_training() && rvq.options.quantize_dropout() && seed;
+  if (!depth && seeded) depth = depth_of(rvq, seed);
   if (!request.ranks.alone()) {
-    const bool seeded = seed && rvq.options.quantize_dropout();
+    // Before a depth is drawn, so that ranks draw the same one.
     agree_in_stack({.first = *rvq.levels[0],
                     .codebooks = codebooks_of(rvq),
                     .signature = stack_signature(rvq),
                     .frozen = request.frozen,
                     .dtype = tokens.scalar_type(),
-                    .seeded_depth = seeded ? std::optional(depth_of(rvq, seed)) : std::nullopt},
+                    .seeded_depth = seeded ? depth : std::nullopt},
                    request.ranks);
   }
   if (rvq.is_training()) {
     begin_step(codebooks_of(rvq));
   }
   if (!depth) {
-    depth = depth_of(rvq, seed);
+    depth = depth_of(rvq, std::nullopt);
   }
   request.depth = *depth;
   request.batch = tokens.size(0);

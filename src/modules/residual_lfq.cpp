@@ -5,7 +5,6 @@
 #include <ostream>
 #include <sstream>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/nn/modules/container/modulelist.h>
@@ -158,8 +157,7 @@ void ResidualLFQImpl::handshake(const std::string& group, const torch::Tensor& x
   }
   text << levels[0]->signature();
   call.signature = text.str();
-  // Notes travel on the device of the state.
-  std::vector<torch::Tensor> state{at::empty({0}, x.options().dtype(at::kFloat))};
+  std::vector<torch::Tensor> state{detail::on_device_of(x)};
   if (rng.defined()) state.push_back(rng);
   for (const auto& level : levels) {
     if (level->orthogonal_rot.defined()) state.push_back(level->orthogonal_rot);

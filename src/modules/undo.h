@@ -1,6 +1,10 @@
 // A step that fails in the caller's code leaves the codebook as it was.
 #pragma once
 
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
 #include <torchvq/modules/codebook.h>
 
 #include "modules/request.h"

@@ -37,9 +37,9 @@ struct HandshakeOptions : SyncOptions {
 /// and makes their state equal.
 ///
 /// The first call for a handle, a group, and a signature (the given one, shapes and dtypes of
-/// `state`) exchanges 1024 bytes per rank; a module may alternate between signatures. If they differ, every rank throws a
-/// c10::ValueError that quotes all of them: collectives of unequal size would abort the process
-/// (Gloo) or hang (NCCL). If only the state differs (ranks seeded differently), all take the state
+/// `state`) exchanges 1024 bytes per rank; a module may alternate between signatures. If they
+/// differ, every rank throws a c10::ValueError that quotes all of them: collectives of unequal size
+/// would abort the process (Gloo) or hang (NCCL). If only the state differs (ranks seeded differently), all take the state
 /// of rank 0, including the seed, in one broadcast, with a warning. Later calls return at once.
 ///
 /// If one rank has a new module while the others continue with theirs, it waits in another

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchvq._base.ranks import Ranks, handshake, tokens_text
-from torchvq._codebook.in_place import learns_in_place
+from torchvq._codebook.in_place import learns_in_place, optimizer_text
 from torchvq._codebook.request import Request
 
 if TYPE_CHECKING:
     from torchvq.codebook import Codebook
-    from torchvq.hierarchical_vq import HierarchicalVQ
-    from torchvq.residual_vq import ResidualVQ
     from torchvq.vector_quantize import VectorQuantize
 
 
@@ -49,34 +47,32 @@ def agree_to_learn(vq: "VectorQuantize", ranks: Ranks, dtype: torch.dtype) -> No
 
 
 def agree_in_stack(
-    stack: "HierarchicalVQ | ResidualVQ",
     first: "VectorQuantize",
     codebooks: Sequence["Codebook"],
     ranks: Ranks,
+    stack: str,
     *,
     frozen: bool,
     dtype: torch.dtype,
     depth: int | None = None,
 ) -> None:
-    """The handshake of a forward of a stack.
+    """The handshake of a forward of a stack; there are ranks.
 
     Args:
-        stack: the module.
         first: its first level, whose options all levels have.
         codebooks: of all levels.
         ranks: the ranks that learn together.
+        stack: the stack's own options in which all ranks must agree, as text.
         frozen: whether the codebooks are frozen in this call.
         dtype: of the projected tokens.
         depth: the levels in use, if the caller's seed decides that and not the state that ranks share.
     """
-    if ranks.alone:
-        return
     begins = not all(codebook.initialised for codebook in codebooks)
     sent = _messages(first, frozen=frozen, begins=begins, ema_update=first.ema_update)
     call = _call(first, sent, frozen, begins, dtype)
     if depth is not None:
         call = f"{depth} levels by seed, {call}"
-    handshake(codebooks, ranks, f"{call}; {stack.signature}")
+    handshake(codebooks, ranks, f"{call}; {stack}")
 
 
 def _call(
@@ -90,7 +86,19 @@ def _call(
         frozen = vq.freeze_codebook
         sent = _messages(vq, frozen=frozen, begins=False, ema_update=vq.ema_update)
     shared = " and ".join(sent) or "nothing"
-    return f"{prefix}{tokens_text(dtype)}, sharing {shared}; {vq.signature}"
+    return f"{prefix}{tokens_text(dtype)}, sharing {shared}; {_options_text(vq)}"
+
+
+def _options_text(vq: "VectorQuantize") -> str:
+    """The options in which all ranks must agree, besides those of the codebook."""
+    codebook, optimizer = vq._codebook, optimizer_text(vq.in_place_codebook_optimizer)
+    return (
+        f"k-means of {codebook.kmeans_iters} iterations over ranks {vq.sync_kmeans}, affine map over ranks "
+        f"{vq.sync_affine_param} with decays {codebook.affine_param_batch_decay} and "
+        f"{codebook.affine_param_codebook_decay}, moving averages {vq.ema_update}, frozen {vq.freeze_codebook}, "
+        f"diversity {vq.codebook_diversity_loss_weight} at {vq.codebook_diversity_temperature}, own optimizer "
+        f"{optimizer}, manual {vq.manual_in_place_optimizer_update}, overlap {codebook.overlap_sync}"
+    )
 
 
 def _messages(

@@ -98,6 +98,14 @@ def walk(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> ScaleWal
     return ScaleWalk(total, scales, losses, counts)
 
 
+def options_text(hvq: "HierarchicalVQ") -> str:
+    """The options in which all ranks must agree, besides those of the levels."""
+    return (
+        f"HierarchicalVQ of scales {hvq.level_shapes}, shared {hvq.shared_codebook}, "
+        f"dropout {hvq.nested_dropout} from {hvq.nested_dropout_min_levels}"
+    )
+
+
 def targets_of(
     hvq: "HierarchicalVQ", indices: Sequence[Tensor] | None, batch: int, temperature: float | None
 ) -> tuple[Tensor, ...] | None:

@@ -1,4 +1,4 @@
-"""Evaluation and decoding of a residual stack, one operator each; for stacks whose levels need no Python code."""
+"""Evaluation of a residual stack as one operator, for stacks whose levels need no Python code."""
 
 from typing import TYPE_CHECKING
 
@@ -48,15 +48,3 @@ def encode_at_once(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -
     if dropped > 0:
         indices = torch.nn.functional.pad(indices, (0, dropped), value=-1)
     return Step(quantized, indices, quantized.new_zeros(rvq.num_quantizers), [])
-
-
-def decode_sum(rvq: "ResidualVQ", indices: Tensor) -> Tensor:
-    """The sum of the codes (B, *, heads * D) of indices (B, *, q) or (B, *, heads, q), which are checked."""
-    layout = rvq.layout
-    levels = rvq.levels[: indices.shape[-1]]
-    rows = torch.stack([layout.split_indices(level) for level in indices.unbind(-1)], -1)
-    total: Tensor = _ops.residual_decode(rows, [level._codebook.codes() for level in levels])
-    positions = indices.shape[: -1 if rvq.heads == 1 else -2]
-    # With separate codebooks the heads are the first axis, with a shared one they are part of the token axis.
-    by_token = total.transpose(0, 1) if layout.separate else total
-    return by_token.reshape(*positions, total.shape[-1] * rvq.heads)

@@ -1,4 +1,4 @@
-"""Checks of the arguments of a call of a residual stack."""
+"""Checks of the arguments of a call of a residual stack, and what ranks compare before it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -7,12 +7,23 @@ import torch
 from torch import Tensor
 
 from torchvq._base.options import expect
+from torchvq._codebook.in_place import optimizer_text
 from torchvq._codebook.request import check_targets, check_temperature
 
 if TYPE_CHECKING:
     from torchvq.residual_vq import ResidualVQ
 
 _OWNER = "ResidualVQ"
+
+
+def options_text(rvq: "ResidualVQ") -> str:
+    """The options in which all ranks must agree, besides those of the levels."""
+    return (
+        f"ResidualVQ of {rvq.num_quantizers} levels, shared {rvq.shared_codebook}, "
+        f"implicit {rvq.implicit_neural_codebook}, dropout {rvq.quantize_dropout} from "
+        f"{rvq.quantize_dropout_cutoff_index} in multiples of {rvq.quantize_dropout_multiple_of}, "
+        f"own optimizer {optimizer_text(rvq.in_place_codebook_optimizer)}"
+    )
 
 
 def check_beam(name: str, size: int | None, implicit: bool) -> None:

@@ -1,0 +1,58 @@
+"""Decoding of a residual stack."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from torchvq._base.wide_buffers import HALF
+from torchvq._residual.calls import check_levels
+
+if TYPE_CHECKING:
+    from torchvq.residual_vq import ResidualVQ
+
+_ops = torch.ops.torchvq
+
+
+def decode_levels(rvq: "ResidualVQ", indices: Tensor) -> list[Tensor]:
+    """The codes (B, *, heads * D) of each level of indices (B, *, q) or (B, *, heads, q)."""
+    check_levels(indices, rvq.num_quantizers, rvq.quantize_dropout)
+    levels, layout = indices.shape[-1], rvq.layout
+    decoded: list[Tensor] = []
+    total: Tensor | None = None
+    for number, level in enumerate(rvq.levels[:levels]):
+        rows = layout.split_indices(indices[..., number])
+        codes = _ops.lookup_codes(level._codebook.codes(), rows)
+        if total is not None and rvq.implicit_neural_codebook:
+            made = rvq.mlp(number).rows(codes, total)
+            codes = made.masked_fill((rows < 0).unsqueeze(-1), 0)
+        total = _widened(codes) if total is None else total + codes
+        decoded.append(_by_position(rvq, codes, indices))
+    return decoded
+
+
+def decode_sum(rvq: "ResidualVQ", indices: Tensor) -> Tensor:
+    """The sum of the codes (B, *, heads * D) of indices (B, *, q) or (B, *, heads, q)."""
+    if rvq.implicit_neural_codebook:
+        total, *others = map(_widened, decode_levels(rvq, indices))
+        for codes in others:
+            total = total + codes
+        return total
+    check_levels(indices, rvq.num_quantizers, rvq.quantize_dropout)
+    levels = rvq.levels[: indices.shape[-1]]
+    rows = torch.stack([rvq.layout.split_indices(level) for level in indices.unbind(-1)], -1)
+    codes = _ops.residual_decode(rows, [level._codebook.codes() for level in levels])
+    return _by_position(rvq, codes, indices)
+
+
+def _by_position(rvq: "ResidualVQ", codes: Tensor, indices: Tensor) -> Tensor:
+    """Codes (H, T, D) of indices, as (B, *, heads * D)."""
+    positions = indices.shape[: -1 if rvq.heads == 1 else -2]
+    # With separate codebooks the heads are the first axis, with a shared one they are part of the token axis.
+    by_token = codes.transpose(0, 1) if rvq.layout.separate else codes
+    return by_token.reshape(*positions, codes.shape[-1] * rvq.heads)
+
+
+def _widened(codes: Tensor) -> Tensor:
+    """Levels are added up at least in float32, as in the forward."""
+    return codes.float() if codes.dtype in HALF else codes
