@@ -46,9 +46,10 @@ class Row:
         return found
 
 
-def recommended(tokens: int, codes: int) -> Options:
+def recommended(tokens: int, codes: int, moving: bool = False) -> Options:
     """The recommended settings for one codebook and so many tokens per step, without its size."""
-    settings = torchvq.recommended("vq", bits=codes.bit_length() - 1, tokens=tokens)
+    bits = codes.bit_length() - 1
+    settings = torchvq.recommended("vq", bits=bits, tokens=tokens, moving=moving)
     del settings["codebook_size"]
     return settings
 

@@ -44,7 +44,7 @@ def _drift() -> Iterator[Row]:
         for codes, steps in SIZES.items():
             for name, options in SETTINGS.items():
                 if name == "recommended":
-                    options = recommended(BATCH, codes)
+                    options = recommended(BATCH, codes, moving=True)
                 yield _row(DRIFT, f"{move}, {codes} codes", name, options, codes, steps, move)
 
 

@@ -30,6 +30,8 @@ constexpr std::array kAverages{Setting{"kmeans_init", "True"}, Setting{"decay", 
 // If the number of tokens per step is known: how many tokens the average of a code covers.
 constexpr double kTokensOfAverage = 40;
 constexpr double kLeastDecay = 0.9, kMostDecay = 0.99;
+// If they move: an average lags behind by the steps that it covers.
+constexpr double kTokensOfMovingAverage = 16, kMostMovingDecay = 0.975;
 // Latents on a sphere, which keeps the entropies similar for all sizes.
 constexpr std::array kSigns{Setting{"spherical", "True"}, Setting{"entropy_loss_weight", "0.005"},
                             Setting{"commitment_loss_weight", "0.1"}};
@@ -130,34 +132,39 @@ std::string size_text(std::string_view size, int64_t bits) {
 }
 
 /// The decay for this many tokens per step, rounded to thousandths.
-std::string decay_text(int64_t tokens, int64_t bits) {
+std::string decay_text(int64_t tokens, int64_t bits, bool moving) {
   const double per_code = std::ldexp(static_cast<double>(tokens), -static_cast<int>(bits));
-  const double decay = std::clamp(1 - per_code / kTokensOfAverage, kLeastDecay, kMostDecay);
+  const double wanted = moving ? kTokensOfMovingAverage : kTokensOfAverage;
+  const double decay =
+      std::clamp(1 - per_code / wanted, kLeastDecay, moving ? kMostMovingDecay : kMostDecay);
   return detail::option_text(std::round(decay * 1000) / 1000);
 }
 
 }  // namespace
 
 std::vector<std::string> recommended_options(const std::string& name, int64_t bits,
-                                             std::optional<int64_t> tokens) {
+                                             std::optional<int64_t> tokens, bool moving) {
   const auto& preset = preset_of(name);
   const bool fits = preset.owner == std::string_view(kVectorQuantize) && tokens.value_or(1) >= 1;
   TORCH_CHECK_VALUE(
       !tokens || fits,
       "recommended: expected tokens to be at least 1, and for VectorQuantize, but got ",
       tokens.value_or(0), " for ", preset.owner);
+  TORCH_CHECK_VALUE(!moving || tokens,
+                    "recommended: expected tokens to be given with moving=True, but got none");
   std::vector<std::string> lines{std::string(preset.size) + "=" + size_text(preset.size, bits)};
   for (const auto& [option, value] : preset.settings) {
     const bool follows = tokens && option == std::string_view("decay");
-    lines.push_back(std::string(option) + "=" + (follows ? decay_text(*tokens, bits) : value));
+    lines.push_back(std::string(option) + "=" +
+                    (follows ? decay_text(*tokens, bits, moving) : value));
   }
   return lines;
 }
 
 template <typename Options>
-Options recommended(Options options, int64_t bits, std::optional<int64_t> tokens) {
+Options recommended(Options options, int64_t bits, std::optional<int64_t> tokens, bool moving) {
   const std::string owner = detail::option_table<Options>().owner;
-  for (const auto& line : recommended_options(owner, bits, tokens)) {
+  for (const auto& line : recommended_options(owner, bits, tokens, moving)) {
     const auto split = line.find('=');
     const bool known = set_option(options, line.substr(0, split), line.substr(split + 1));
     TORCH_INTERNAL_ASSERT(known, owner, " has no option for ", line);
@@ -166,7 +173,7 @@ Options recommended(Options options, int64_t bits, std::optional<int64_t> tokens
 }
 
 #define TORCHVQ_RECOMMENDED(Options) \
-  template TORCHVQ_API Options recommended(Options, int64_t, std::optional<int64_t>)
+  template TORCHVQ_API Options recommended(Options, int64_t, std::optional<int64_t>, bool)
 TORCHVQ_RECOMMENDED(BinaryMapperOptions);
 TORCHVQ_RECOMMENDED(EvoLFQOptions);
 TORCHVQ_RECOMMENDED(FSPOptions);
@@ -189,8 +196,8 @@ TORCHVQ_RECOMMENDED(VectorQuantizeOptions);
 }  // namespace torchvq
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
-  m.def("recommended_options(str name, int bits, int? tokens=None) -> str[]",
-        [](const std::string& name, int64_t bits, std::optional<int64_t> tokens) {
-          return torchvq::recommended_options(name, bits, tokens);
+  m.def("recommended_options(str name, int bits, int? tokens=None, bool moving=False) -> str[]",
+        [](const std::string& name, int64_t bits, std::optional<int64_t> tokens, bool moving) {
+          return torchvq::recommended_options(name, bits, tokens, moving);
         });
 }

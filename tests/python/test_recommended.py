@@ -126,6 +126,14 @@ def test_decay_follows_the_tokens_of_a_step() -> None:
     assert decays == [0.99, 0.975, 0.95, 0.9]
 
 
+def test_averages_of_moving_tokens_are_shorter() -> None:
+    counts = (1, 512, 1024, 10**6)
+    decays = [torchvq.recommended("vq", tokens=n, moving=True)["decay"] for n in counts]
+    assert decays == [0.975, 0.969, 0.938, 0.9]
+    with pytest.raises(ValueError, match="expected tokens to be given with moving=True"):
+        torchvq.recommended("vq", moving=True)
+
+
 @pytest.mark.parametrize(("name", "tokens"), [("vq", 0), ("fsq", 64), ("rvq", 64)])
 def test_tokens_that_mean_nothing(name: str, tokens: int) -> None:
     with pytest.raises(ValueError, match="recommended: expected tokens to be at least 1, and for"):

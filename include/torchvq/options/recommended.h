@@ -22,17 +22,21 @@ namespace torchvq {
 ///                others.
 /// @param tokens  tokens per training step over all ranks, for VectorQuantize only: chooses `decay`
 ///                in [0.9, 0.99] so that a code's average holds about 40 of its tokens.
-/// Throws c10::ValueError for bits or tokens out of range, and for tokens with another class.
+/// @param moving  the distribution of the tokens moves while the codebook learns: averages hold
+///                about 16 tokens, with `decay` in [0.9, 0.975]. Needs tokens.
+/// Throws c10::ValueError for bits or tokens out of range, for tokens with another class, and for
+/// moving without tokens.
 /// Example: `auto options = torchvq::recommended(torchvq::VectorQuantizeOptions(256), 9);`
 template <typename Options>
 TORCHVQ_API Options recommended(Options options, int64_t bits = 10,
-                                std::optional<int64_t> tokens = std::nullopt);
+                                std::optional<int64_t> tokens = std::nullopt, bool moving = false);
 
 /// The same by the name of the class, in any case, or "vq", "rvq", "bsq" (LFQ on the sphere) and
 /// "latent" for short: "codebook_size=512", "decay=0.95" and so on, the size first.
 ///
 /// Throws c10::ValueError as above, and for an unknown name.
 TORCHVQ_API std::vector<std::string> recommended_options(
-    const std::string& name, int64_t bits = 10, std::optional<int64_t> tokens = std::nullopt);
+    const std::string& name, int64_t bits = 10, std::optional<int64_t> tokens = std::nullopt,
+    bool moving = false);
 
 }  // namespace torchvq

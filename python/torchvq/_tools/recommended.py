@@ -9,7 +9,11 @@ from torch import nn
 
 
 def recommended(
-    quantizer: str | type[nn.Module], *, bits: int = 10, tokens: int | None = None
+    quantizer: str | type[nn.Module],
+    *,
+    bits: int = 10,
+    tokens: int | None = None,
+    moving: bool = False,
 ) -> dict[str, Any]:
     """Keyword arguments to begin with, for a quantizer of this package.
 
@@ -25,18 +29,21 @@ def recommended(
             those that take ``levels``. Default: 10.
         tokens: tokens of a training step, of all ranks, for VectorQuantize: ``decay`` is then such that a code's
             average holds some 40 of its tokens, within [0.9, 0.99]. Default: unknown, decay 0.95.
+        moving: the distribution of the tokens moves while the codebook learns, as with an encoder that learns fast or
+            data that change: averages hold some 16 tokens, with ``decay`` within [0.9, 0.975]. Needs ``tokens``.
+            Default: False.
 
     Returns:
         A new dict: ``codebook_size``, ``levels`` or ``bits``, and the settings that differ from the defaults.
 
     Raises:
-        ValueError: an unknown quantizer, or bits out of range.
+        ValueError: an unknown quantizer, bits or tokens out of range, or moving without tokens.
 
     Example:
         >>> quantizer = LFQ(dim=256, **recommended("lfq", bits=9))
     """
     name = quantizer if isinstance(quantizer, str) else quantizer.__name__
     of_step = None if tokens is None else index(tokens)
-    lines = torch.ops.torchvq.recommended_options(name, index(bits), of_step)
+    lines = torch.ops.torchvq.recommended_options(name, index(bits), of_step, moving)
     pairs = (line.split("=", 1) for line in lines)
     return {option: ast.literal_eval(text) for option, text in pairs}

@@ -110,6 +110,15 @@ TEST(RecommendedTest, DecayFollowsTheTokensOfAStep) {
   EXPECT_EQ(decay(1000000), 0.9);
 }
 
+TEST(RecommendedTest, AveragesOfMovingTokensAreShorter) {
+  const auto decay = [](int64_t tokens) {
+    return recommended(VectorQuantizeOptions(8), 10, tokens, /*moving=*/true).decay();
+  };
+  EXPECT_EQ(decay(1), 0.975);
+  EXPECT_EQ(decay(512), 0.969);
+  EXPECT_EQ(decay(1000000), 0.9);
+}
+
 TEST(RecommendedTest, NamesAreReadInAnyCase) {
   const std::vector<std::string> lines{"codebook_size=512", "kmeans_init=True", "decay=0.95",
                                        "dead_code_threshold_fraction=0.1"};
@@ -131,6 +140,9 @@ TEST(RecommendedTest, Errors) {
       "expected tokens to be at least 1, and for VectorQuantize, but got 64 for FSQ");
   expect_throw_with<c10::ValueError>([] { recommended(VectorQuantizeOptions(8), 8, 0); },
                                      "but got 0 for VectorQuantize");
+  expect_throw_with<c10::ValueError>(
+      [] { recommended(VectorQuantizeOptions(8), 8, std::nullopt, /*moving=*/true); },
+      "expected tokens to be given with moving=True, but got none");
 }
 
 }  // namespace
