@@ -18,7 +18,7 @@ MIB = 2**20
 # Columns of the tables, which are also the names of the ratios in the JSON.
 ORDER = (
     "reference", "compiled", "plain torch", "compiled plain", "GEMM", "faiss", "faiss tables", "one thread",
-    "random codes", "float32", "without messages",
+    "random codes", "float32", "without messages", "empty step",
 )  # fmt: skip
 RIVALS = ("reference", "plain torch", "faiss")
 # The lines of the headline: description, suite, and the prefix of the case's name.

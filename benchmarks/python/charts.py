@@ -27,8 +27,8 @@ COLOURS = {
     "GEMM": "#CC79A7",
     "one thread": "#0072B2",
 }
-# Not drawn: a case of another size, and the divisor of the ratios.
-LEFT_OUT = ("square GEMM", "two threads")
+# Not drawn: a case of another size, the divisor of the ratios, and what bounds them.
+LEFT_OUT = ("square GEMM", "two threads", "empty step")
 BAR = 0.8
 
 

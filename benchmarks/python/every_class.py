@@ -167,8 +167,27 @@ def parts(entry: Entry, result: Any) -> tuple[Tensor | None, Tensor, Tensor | No
         return output, output.argmax(-1), second
     if isinstance(second, (tuple, list)):
         second = torch.cat([scale.flatten(1) for scale in second], 1)
-    losses = [rest[0]] if rest and isinstance(rest[0], Tensor) else []
-    return output, second, torch.stack([loss.sum() for loss in losses]).sum() if losses else None
+    loss = rest[0] if rest and isinstance(rest[0], Tensor) else None
+    return output, second, loss if loss is None or loss.dim() == 0 else loss.sum()
+
+
+class Nothing(nn.Module):
+    """Quantizes nothing: what torch takes for a forward, and for a gradient of an output and of a loss, if any."""
+
+    def __init__(self, loss: bool) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (x.clone(), x, x.sum()) if self.loss else (x.clone(), x)
+
+
+def nothing_like(entry: Entry, module: nn.Module, x: Tensor) -> nn.Module | None:
+    """With the gradients of a module's step; None if that has none."""
+    output, _, loss = parts(entry, module(x.detach().requires_grad_()))
+    if output is None or not output.requires_grad:
+        return None
+    return Nothing(loss is not None and loss.requires_grad)
 
 
 def step_of(
@@ -176,6 +195,7 @@ def step_of(
 ) -> Callable[[], tuple[Tensor, Tensor | None]]:
     """Forward and backward, with a gradient of the output and of the loss. Returns indices and the gradient of x."""
     behind: dict[tuple[int, ...], Tensor] = {}
+    one = torch.ones(())
 
     def step() -> tuple[Tensor, Tensor | None]:
         leaf = x.detach().requires_grad_()
@@ -186,7 +206,7 @@ def step_of(
                 generator = torch.Generator().manual_seed(0)
                 behind[shape] = torch.randn(shape, generator=generator) / x.numel()
             ends = [output] if loss is None or not loss.requires_grad else [output, loss]
-            torch.autograd.backward(ends, [behind[shape], torch.ones(())][: len(ends)])
+            torch.autograd.backward(ends, [behind[shape], one][: len(ends)])
         return indices, leaf.grad
 
     return step

@@ -17,6 +17,8 @@ COUNTS, QUICK = (1, 64, 1024), (64,)
 # A few classes are enough to see that it runs.
 QUICK_ENTRIES = ("FSQ", "ResidualVQ", "RandomProjectionQuantizer")
 COMPILED = "compiled plain"
+# What torch takes for a step that quantizes nothing, which bounds every ratio.
+EMPTY = "empty step"
 # Classes made of others are compiled for one size only, because compiling takes most of the time.
 COMPOSED = ("GroupedResidualVQ", "GroupedResidualFSQ", "GroupedResidualLFQ", "EvoLFQ", "Sequential")
 # Tokens of the comparison, enough for losses that depend on moments.
@@ -79,6 +81,11 @@ def _checked(entry: Entry) -> dict[str, float]:
 def _steps(entry: Entry, count: int, compiled: bool) -> dict[str, Callable[[], object]]:
     x = every_class.tokens(entry, count)
     modules: dict[str, Any] = every_class.modules(entry)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nothing = every_class.nothing_like(entry, modules[OURS], x)
+    if nothing is not None:
+        modules[EMPTY] = nothing
     if compiled:
         torch._dynamo.reset()
         written = every_class.modules(entry)["plain torch"]
