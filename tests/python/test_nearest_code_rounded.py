@@ -1,4 +1,5 @@
-"""nearest_code where codes are rounded to 8 bits for the call: up to 511 rows, 32 dimensions and more.
+"""nearest_code where codes are rounded to 8 bits for the call: up to 511 rows of 32 dimensions and more, and any number
+of rows of 96 dimensions, or of as many codes as 8192.
 
 Processors without byte multiplication search the same rows in float32.
 """
@@ -15,6 +16,8 @@ import torch
 # vector.
 SIZES = [(6, 37, 32), (7, 300, 64), (13, 1, 40), (33, 520, 65), (50, 97, 128), (191, 1700, 33),
          (100, 4500, 37), (300, 200, 70), (511, 130, 32)]  # fmt: skip
+# Rows in blocks: a part of one, several, and of the few dimensions for which only many codes are rounded.
+MANY = [(512, 257, 96), (700, 1030, 100), (1000, 37, 130), (580, 8200, 33)]
 
 
 def assert_nearest(x, codes, bias=None):
@@ -22,7 +25,7 @@ def assert_nearest(x, codes, bias=None):
     np.testing.assert_array_equal(found.numpy(), oracle.nearest(x, codes, "euclidean", bias)[:, 0])
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [*SIZES, *MANY])
 @pytest.mark.parametrize("kind", nearest_code_rows.KINDS)
 def test_adversarial_rows_find_the_nearest_code(kind, size, generator):
     assert_nearest(*nearest_code_rows.KINDS[kind](*size, generator))
@@ -37,6 +40,45 @@ def test_rows_between_two_codes_find_the_nearer(shift, distance, dim, generator)
     close = nearest_code_rows.middles(x, codes, distance, generator)
     close[3], close[7] = close[3] * 1e-14, close[7] * 1e9
     assert_nearest(close + shift, codes + shift)
+
+
+@pytest.mark.parametrize("distance", [0.0, 1e-7, 1e-5, 1e-3, 1e-2, 0.1])
+def test_many_rows_between_two_codes_find_the_nearer(distance, generator):
+    x, codes = nearest_code_rows.normal(600, 300, 97, generator)
+    close = nearest_code_rows.middles(x, codes, distance, generator)
+    close[3], close[7] = close[3] * 1e-14, close[7] * 1e9
+    assert_nearest(close + 3, codes + 3)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30, 0.0])
+@pytest.mark.parametrize("row", [0, 400, 949])
+def test_a_block_that_bytes_cannot_hold_is_searched_all_the_same(row, value, generator):
+    """And those before and behind it."""
+    x, codes = nearest_code_rows.normal(950, 200, 100, generator)
+    x[row] = value
+    assert_nearest(x, codes)
+
+
+def test_many_rows_among_codes_that_are_equal(generator):
+    x, codes = nearest_code_rows.normal(600, 512, 100, generator)
+    assert_nearest(x, codes[:8].repeat(64, 1))
+    assert_nearest(x, codes[:300].repeat(2, 1))
+    # Close together in the middle of the rows only: bytes settle the first block and not the second.
+    x[192:384] = codes[:192]
+    assert_nearest(x, torch.cat([codes, codes + 1e-6]))
+
+
+@pytest.mark.parametrize("codes", [40, 600])
+def test_stacks_of_many_rows_take_the_nearest_code_of_what_is_left(codes, generator):
+    x = torch.randn(1, 450, 100, generator=generator)
+    books = [torch.randn(1, codes, 100, generator=generator) * 0.7**n for n in range(4)]
+    books[2][0, 5:20] = books[2][0, 4]
+    x[0, 300] = torch.nan
+    indices = torch.ops.torchvq.residual_encode(x, books)[1][0]
+    left = x[0].clone()
+    for book, found in zip(books, indices.T, strict=True):
+        np.testing.assert_array_equal(found, oracle.nearest(left, book[0], "euclidean")[:, 0])
+        left = left - book[0, found]
 
 
 @pytest.mark.parametrize("dim", [32, 100])
@@ -116,5 +158,6 @@ def test_threads_do_not_matter(generator):
         for threads in (1, 2, 3, 16):
             torch.set_num_threads(threads)
             assert_nearest(x, codes)
+            assert_nearest(x.repeat(11, 1)[:, :64].repeat(1, 2), codes[:, :64].repeat(1, 2))
     finally:
         torch.set_num_threads(before)

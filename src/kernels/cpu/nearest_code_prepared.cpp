@@ -1,6 +1,7 @@
 #include "kernels/cpu/nearest_code_prepared.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cfloat>
 #include <cmath>
 
@@ -11,14 +12,13 @@ namespace {
 
 // Settling more hits takes longer than a search without bytes.
 constexpr int64_t kMostHits = 1 << 20;
-constexpr int64_t kFewestHits = 64;  // room for some panels
-
 constexpr int64_t kMostRows = 191;
 constexpr int64_t kFewestRowsOfBytes = 4;
-constexpr int64_t kGrain = 1 << 18;   // products per thread
-constexpr int64_t kRangePanels = 16;  // a range has a multiple of this, and its own hits
+constexpr int64_t kGrain = 1 << 18;  // products per thread
 constexpr int64_t kMostRanges = 16;
-constexpr int64_t kSettleGrain = 32;                          // rows per thread
+constexpr int64_t kSettleGrain = 32;  // rows per thread
+// Rows with so many codes that float32 cannot tell apart, on average, have duplicates, which other searches drop.
+constexpr int64_t kMostUndecided = 8, kUndecidedOfFewRows = 64;
 constexpr double kSmallestNorm = 1e-12, kLargestNorm = 1e12;  // of rows
 constexpr int64_t kLine = 64 / sizeof(float);                 // floats per cache line
 
@@ -35,11 +35,12 @@ class PreparedSearch {
         rows_(static_cast<size_t>(task.rows)),
         reach_(static_cast<size_t>(task.rows)),
         words_((bytes_ ? 1 : 2) * prepared_blocks(task.dim) * task.rows),
-        norms_(bytes_ ? prepared_panels(task.size) * kPreparedCodes : 0) {}
+        blocks_(
+            static_cast<size_t>((prepared_panels(task.size) + kBlockPanels - 1) / kBlockPanels)) {}
 
   bool search(const ParallelFor& parallel_for, int64_t* indices) {
     if (!round_rows()) return false;
-    if (bytes_) find_norms();
+    describe_blocks();
     if (!screen(parallel_for)) return false;
     gather_hits();
     return settle(parallel_for, indices);
@@ -76,26 +77,34 @@ class PreparedSearch {
     return true;
   }
 
-  /// Upper bounds of the norms of the codes minus the centre.
-  void find_norms() {
-    for (int64_t panel = 0; panel < prepared_panels(task_.size); ++panel) {
+  void describe_blocks() {
+    const int64_t panels = prepared_panels(task_.size);
+    for (int64_t panel = 0; panel < panels; ++panel) {
+      PreparedBlock& block = blocks_[static_cast<size_t>(panel / kBlockPanels)];
       const PreparedPanel& facts = prepared_.facts(panel);
       for (int64_t j = 0; j < kPreparedCodes; ++j) {
-        const int64_t k = panel * kPreparedCodes + j;
-        const float bias = task_.bias && k < task_.size ? task_.bias[k] / 2 : 0.0F;
-        const float offset = facts.offsets[j], intercept = facts.intercepts[j];
-        const float half = offset + intercept - bias;
-        const float lost =
-            (std::abs(offset) + std::abs(intercept) + std::abs(bias)) * 1e-6F + 1e-24F;
-        norms_[k] = half < FLT_MAX ? std::sqrt(2 * (std::max(half, 0.0F) + lost)) * 1.0001F : 0.0F;
+        block.slope = std::max(block.slope, facts.slopes[j]);
+        block.intercept = std::max(block.intercept, facts.intercepts[j]);
+        block.norm = std::max(block.norm, half_square(facts, panel, j));
       }
     }
+    for (PreparedBlock& block : blocks_) block.norm = std::sqrt(2 * block.norm) * 1.0001F;
+  }
+
+  /// Upper bound of half the squared norm of a code minus the centre; 0 for codes that are left out.
+  float half_square(const PreparedPanel& facts, int64_t panel, int64_t j) const {
+    const int64_t k = panel * kPreparedCodes + j;
+    const float bias = task_.bias && k < task_.size ? task_.bias[k] / 2 : 0.0F;
+    const float offset = facts.offsets[j], intercept = facts.intercepts[j];
+    const float half = offset + intercept - bias;
+    const float lost = (std::abs(offset) + std::abs(intercept) + std::abs(bias)) * 1e-6F + 1e-24F;
+    return half < FLT_MAX ? std::max(half, 0.0F) + lost : 0.0F;
   }
 
   bool screen(const ParallelFor& parallel_for) {
     const int64_t panels = prepared_panels(task_.size);
-    const int64_t blocks = (panels + kRangePanels - 1) / kRangePanels;
-    const int64_t share = (blocks + kMostRanges - 1) / kMostRanges * kRangePanels;
+    const auto blocks = static_cast<int64_t>(blocks_.size());
+    const int64_t share = (blocks + kMostRanges - 1) / kMostRanges * kBlockPanels;
     const int64_t ranges = (panels + share - 1) / share;
     found_.resize(static_cast<size_t>(ranges));
     const int64_t products = task_.dim * task_.rows * share * kPreparedCodes;
@@ -103,9 +112,9 @@ class PreparedSearch {
       Found& found = found_[static_cast<size_t>(begin)];
       found.floors.assign(rows_.size(), -FLT_MAX);
       found.hits = AlignedBuffer<PreparedHit>(
-          std::clamp<int64_t>(task_.rows * (8 + task_.size / 8), kFewestHits, kMostHits));
+          std::min(task_.rows * (8 + task_.size / 8) + kSpareHits, kMostHits));
       found.count = table_.screen(
-          prepared_, norms_.data(), {rows_.data(), task_.rows, bytes_, found.floors.data()},
+          prepared_, blocks_.data(), {rows_.data(), task_.rows, bytes_, found.floors.data()},
           begin * share, std::min(end * share, panels), found.hits.data(), 0, found.hits.size());
     });
     return std::all_of(found_.begin(), found_.end(),
@@ -146,14 +155,17 @@ class PreparedSearch {
       begin = ends_[static_cast<size_t>(row)];
     }
     const double bias_bound = largest_bias(task_);
+    const int64_t most = kUndecidedOfFewRows + kMostUndecided * task_.rows;
+    std::atomic<int64_t> undecided{0};
     parallel_for(task_.rows, kSettleGrain, [&](int64_t first, int64_t last) {
       NearestCodeDecision decision(task_, exact_);
       Candidates candidates;
-      for (int64_t row = first; row < last; ++row) {
-        settle_row(row, bias_bound, candidates, decision, indices + row);
+      for (int64_t row = first; row < last && undecided.load(std::memory_order_relaxed) <= most;
+           ++row) {
+        undecided += settle_row(row, bias_bound, candidates, decision, indices + row);
       }
     });
-    return true;
+    return undecided <= most;
   }
 
   struct Candidates {
@@ -161,17 +173,19 @@ class PreparedSearch {
     std::vector<float> distances;
   };
 
-  void settle_row(int64_t row, double bias_bound, Candidates& candidates,
-                  NearestCodeDecision& decision, int64_t* index) const {
+  /// Returns the number of codes between which float64 had to decide.
+  int64_t settle_row(int64_t row, double bias_bound, Candidates& candidates,
+                     NearestCodeDecision& decision, int64_t* index) const {
     const auto place = static_cast<size_t>(row);
     candidates.codes.assign(candidates_.begin() + (row == 0 ? 0 : ends_[place - 1]),
                             candidates_.begin() + ends_[place]);
     if (candidates.codes.size() > 1) keep_nearest(row, bias_bound, candidates);
     if (candidates.codes.size() == 1) {
       *index = candidates.codes[0];
-    } else {
-      decision.decide(x_ + row * task_.dim, candidates.codes, {}, index);
+      return 0;
     }
+    decision.decide(x_ + row * task_.dim, candidates.codes, {}, index);
+    return static_cast<int64_t>(candidates.codes.size());
   }
 
   const float* code(int64_t k) const { return task_.codebook + k * task_.dim; }
@@ -211,7 +225,7 @@ class PreparedSearch {
   std::vector<PreparedRow> rows_;
   std::vector<double> reach_;  ///< upper bounds of the norms of the rows
   AlignedBuffer<int32_t> words_;
-  AlignedBuffer<float> norms_;
+  std::vector<PreparedBlock> blocks_;
   std::vector<Found> found_;         ///< at the first of the ranges that were screened together
   std::vector<int64_t> ends_;        ///< end of each row's candidates
   std::vector<int32_t> candidates_;  ///< codes, by row

@@ -11,12 +11,16 @@ namespace torchvq::kernels {
 namespace {
 
 constexpr int64_t kFewestRows = 6;
-constexpr int64_t kMostRows = 511;  // above: a scan that gives up per block of rows, not as a whole
+constexpr int64_t kMostRows = 511;  // above: ManyRowsSearch, which divides rows among threads
+constexpr int64_t kBlockRows = 192;
+constexpr int64_t kFewestDimsOfBlocks = 96, kFewestCodesOfBlocks = 8192;
 constexpr int64_t kMostBesideTiles = 191;  // above, with AMX: tiles add 16-bit products as fast
 constexpr int64_t kFewestDims = 32;        // below, rounding costs more than it saves
 constexpr int64_t kFewestValues = 4096;    // of the codebook; below, likewise
 constexpr int64_t kSampledCodes = 64;      // whose mean is the centre
 constexpr int64_t kRoundGrain = 1 << 16;   // values per thread
+
+}  // namespace
 
 /// The 8-bit copy of a codebook for one call.
 class RoundedCodes {
@@ -75,27 +79,88 @@ class RoundedCodes {
             small ? static_cast<float>(std::sqrt(square) * (1 + 1e-4)) : HUGE_VALF};
   }
 
-  const NearestCodeTask& task_;
+  NearestCodeTask task_;
   AlignedBuffer<uint8_t> bytes_;
 };
+
+namespace {
+
+/// Whether there is a copy of the codes, and multiplying bytes saves more than making it costs.
+bool worth_bytes(const NearestCodeTask& task, CpuLevel level) {
+  return task.k == 1 && !task.cosine && task.dim >= kFewestDims &&
+         task.size * task.dim >= kFewestValues && prepared_bytes(task.size, task.dim) > 0 &&
+         prepared_scan(level).round_codes != nullptr;
+}
+
+/// A bias of infinity excludes a code, which has no bound; round_codes would find it after the codes before it.
+bool has_bounds(const NearestCodeTask& task) {
+  return task.bias == nullptr || all_finite(task.bias, task.size);
+}
+
+/// Whether bytes are faster than integers of 16 bits for many rows: hits cost the same whatever the
+/// dimensions, and are fewer for each code the more codes there are.
+bool worth_blocks_of_bytes(const NearestCodeTask& task, CpuLevel level) {
+  return level != CpuLevel::kAmx && worth_bytes(task, level) &&
+         (task.dim >= kFewestDimsOfBlocks || task.size >= kFewestCodesOfBlocks);
+}
+
+void serially(int64_t count, int64_t /*grain*/, const std::function<void(int64_t, int64_t)>& body) {
+  if (count > 0) body(0, count);
+}
 
 }  // namespace
 
 bool worth_rounded(const NearestCodeTask& task, CpuLevel level) {
   const int64_t most = level == CpuLevel::kAmx ? kMostBesideTiles : kMostRows;
-  return task.k == 1 && !task.cosine && task.rows >= kFewestRows && task.rows <= most &&
-         task.dim >= kFewestDims && task.size * task.dim >= kFewestValues &&
-         prepared_bytes(task.size, task.dim) > 0 && prepared_scan(level).round_codes != nullptr;
+  return task.rows >= kFewestRows && task.rows <= most && worth_bytes(task, level);
 }
 
 bool nearest_code_rounded(const NearestCodeTask& task, CpuLevel level,
                           const ParallelFor& parallel_for, const float* x, int64_t* indices) {
-  // round_codes rejects an infinite bias, which excludes a code, only after
-  // rounding the codes before it.
-  if (task.bias != nullptr && !all_finite(task.bias, task.size)) return false;
+  if (!has_bounds(task)) return false;
   RoundedCodes rounded(task);
   return rounded.round(prepared_scan(level), parallel_for) &&
          nearest_code_prepared(task, rounded.codes(), level, parallel_for, x, indices);
+}
+
+ManyRowsSearch::ManyRowsSearch(const NearestCodeTask& task, CpuLevel level,
+                               const ParallelFor& parallel_for)
+    : task_(task), level_(level) {
+  if (worth_blocks_of_bytes(task, level) && has_bounds(task)) {
+    rounded_ = std::make_unique<RoundedCodes>(task);
+    by_bytes_ = rounded_->round(prepared_scan(level), parallel_for);
+  }
+  if (!by_bytes_) packed_ = std::make_unique<NearestCodeSearch>(task, level, parallel_for);
+}
+
+ManyRowsSearch::~ManyRowsSearch() = default;
+
+void ManyRowsSearch::search(const float* x, int64_t count, int64_t* indices) const {
+  int64_t done = 0;
+  while (done < count && by_bytes_.load(std::memory_order_relaxed)) {
+    const int64_t rows = std::min(kBlockRows, count - done);
+    if (!search_block(x + done * task_.dim, rows, indices + done)) {
+      by_bytes_.store(false, std::memory_order_relaxed);
+      break;
+    }
+    done += rows;
+  }
+  if (done < count) {
+    packed().search(x + done * task_.dim, count - done, indices + done * task_.k);
+  }
+}
+
+bool ManyRowsSearch::search_block(const float* x, int64_t count, int64_t* indices) const {
+  auto task = task_;
+  task.rows = count;
+  return nearest_code_prepared(task, rounded_->codes(), level_, serially, x, indices);
+}
+
+const NearestCodeSearch& ManyRowsSearch::packed() const {
+  std::call_once(packs_, [&] {
+    if (!packed_) packed_ = std::make_unique<NearestCodeSearch>(task_, level_, serially);
+  });
+  return *packed_;
 }
 
 }  // namespace torchvq::kernels

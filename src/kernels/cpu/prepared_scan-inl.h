@@ -26,7 +26,6 @@ namespace {
 constexpr int kVectors = kPreparedCodes / kLanes;  // per panel
 constexpr int64_t kAhead = 4096;                   // prefetch distance in bytes
 constexpr int kPanels = kLanes == 16 ? 2 : 1;      // panels multiplied together
-constexpr int64_t kBlockPanels = 16;               // panels whose scores are kept for one row
 
 // Rows -------------------------------------------------------------------------------------------
 
@@ -171,47 +170,55 @@ TORCHVQ_PREPARED_TARGET inline void add_block(const PreparedRow* rows, const uin
   }
 }
 
-/// Scores of the rows of a tile with the codes of a block of panels.
+/// Starts from what the 128 in every byte of the codes adds to the products.
+template <int words, int count, int panels>
+inline void start_sums(const PreparedRow* rows, TileSums<words, count, panels>& sums) {
+#pragma GCC unroll 8
+  for (int r = 0; r < count; ++r) {
+#pragma GCC unroll 2
+    for (int p = 0; p < panels; ++p) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sums.of[0][r][p][v][words - 1] = Ints{} - rows[r].offset;
+    }
+  }
+}
+
+/// Scores of the rows of a tile with the codes of a block of panels, less what they may be wrong by.
 template <int count>
 struct TileScores {
-  Floats floors[count];  ///< largest lower bound of a score, by lane
-  alignas(64) float scores[count][kBlockPanels * kPreparedCodes];  ///< upper bounds
+  Floats best[count];  ///< by lane
+  alignas(64) float scores[count][kBlockPanels * kPreparedCodes];
 };
 
 /// Keeps the scores of each row r with the codes of the panel that `facts` describes.
 template <int words, int count, int panels>
-inline void keep_scores(const PreparedRow* rows, const PreparedPanel& facts, const float* norms,
+inline void keep_scores(const PreparedRow* rows, const PreparedPanel& facts,
                         const TileSums<words, count, panels>& sums, int p, int64_t place,
                         TileScores<count>& to) {
 #pragma GCC unroll 8
   for (int r = 0; r < count; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      Words total = Words{} - static_cast<uint32_t>(rows[r].offset);
+      Words total = total_of<words>(sums.of[0][r][p][v]);
 #pragma GCC unroll 4
-      for (int c = 0; c < kChains<count>; ++c) total += total_of<words>(sums.of[c][r][p][v]);
+      for (int c = 1; c < kChains<count>; ++c) total += total_of<words>(sums.of[c][r][p][v]);
       const int64_t first = int64_t{v} * kLanes;
       const Floats product = __builtin_convertvector(reinterpret_cast<Ints>(total), Floats);
       const Floats score = product * (load<Floats>(facts.scales + first) * rows[r].unit) -
                            load<Floats>(facts.offsets + first);
-      Floats reach = load<Floats>(facts.slopes + first) * rows[r].slope;
-      if constexpr (words == 1) reach += load<Floats>(norms + first) * rows[r].rounding;
-      store(to.scores[r] + place + first, score + reach);
-      // The score includes the intercept through the offset; the lower bound needs
-      // it with the opposite sign.
-      const Floats least = score - (reach + 2 * load<Floats>(facts.intercepts + first));
-      to.floors[r] = maximum(least, to.floors[r]);
+      store(to.scores[r] + place + first, score);
+      to.best[r] = maximum(score, to.best[r]);
     }
   }
 }
 
 template <int words, int count, int panels>
 TORCHVQ_PREPARED_TARGET inline void score_panels(const PreparedRow* rows,
-                                                 const PreparedCodes& codes, const float* norms,
-                                                 int64_t panel, int64_t place,
-                                                 TileScores<count>& to) {
+                                                 const PreparedCodes& codes, int64_t panel,
+                                                 int64_t place, TileScores<count>& to) {
   constexpr int kSteps = kChains<count>;
   TileSums<words, count, panels> sums;
+  start_sums(rows, sums);
   const int64_t blocks = prepared_blocks(codes.dim), stride = prepared_panel_bytes(codes.dim);
   const uint8_t* const bytes = codes.panel(panel) + sizeof(PreparedPanel);
   int64_t block = 0;
@@ -222,22 +229,31 @@ TORCHVQ_PREPARED_TARGET inline void score_panels(const PreparedRow* rows,
   for (; block < blocks; ++block) add_block(rows, bytes, stride, block, sums.of[0]);
 #pragma GCC unroll 2
   for (int p = 0; p < panels; ++p) {
-    keep_scores(rows, codes.facts(panel + p), norms + (panel + p) * kPreparedCodes, sums, p,
-                place + p * kPreparedCodes, to);
+    keep_scores(rows, codes.facts(panel + p), sums, p, place + p * kPreparedCodes, to);
   }
 }
 
-/// A bit mask of the lanes in which the comparison holds.
-inline uint32_t lanes_where(Ints holds) {
+/// A bit for each of kLanes scores that is at least `least`.
+inline uint64_t reaching(const float* scores, float least) {
 #if defined(__AVX512F__)
-  return _mm512_movepi32_mask(reinterpret_cast<__m512i>(holds));
+  return _mm512_cmp_ps_mask(_mm512_loadu_ps(scores), _mm512_set1_ps(least), _CMP_GE_OQ);
 #elif defined(__AVX2__)
-  return static_cast<uint32_t>(_mm256_movemask_ps(reinterpret_cast<__m256>(holds)));
+  return static_cast<uint32_t>(_mm256_movemask_ps(
+      _mm256_cmp_ps(_mm256_loadu_ps(scores), _mm256_set1_ps(least), _CMP_GE_OQ)));
 #else
-  uint32_t found = 0;
-  for (int l = 0; l < kLanes; ++l) found |= static_cast<uint32_t>(holds[l] & (1 << l));
+  uint64_t found = 0;
+  for (int l = 0; l < kLanes; ++l) found |= uint64_t{scores[l] >= least} << l;
   return found;
 #endif
+}
+
+/// The same of `vectors` times kLanes scores.
+template <int vectors>
+inline uint64_t reaching_of(const float* scores, float least) {
+  uint64_t found = 0;
+#pragma GCC unroll 4
+  for (int v = 0; v < vectors; ++v) found |= reaching(scores + v * kLanes, least) << (v * kLanes);
+  return found;
 }
 
 /// The hits that screen() collects.
@@ -245,17 +261,32 @@ struct Hits {
   PreparedHit* at;
   int64_t found, capacity;
 
-  /// Adds the codes of a row, starting at `first`, whose scores reach `floor`;
+  /// Adds the codes of a row, starting at `first`, whose scores plus `reach` come to `floor`;
   /// false if there is no room.
-  bool collect(const float* scores, int64_t count, float floor, int32_t row, int32_t first) {
-    for (int64_t i = 0; i < count; i += kLanes) {
-      uint32_t lanes = lanes_where(load<Floats>(scores + i) >= floor);
-      if (lanes == 0) continue;
-      if (found + kLanes > capacity) return false;
-      for (; lanes != 0; lanes &= lanes - 1) {
-        const int64_t place = i + __builtin_ctz(lanes);
-        at[found++] = {row, first + static_cast<int32_t>(place), scores[place]};
-      }
+  bool collect(const float* scores, int64_t count, float reach, float floor, int32_t row,
+               int32_t first) {
+    constexpr int kTogether = 4;
+    // With what the rounding of differences costs.
+    const float least = floor - reach - (fabsf(floor) + reach) * 1e-6F;
+    int64_t i = 0;
+    for (; i + kTogether * kLanes <= count; i += kTogether * kLanes) {
+      if (!add(reaching_of<kTogether>(scores + i, least), scores, i, reach, row, first))
+        return false;
+    }
+    for (; i < count; i += kLanes) {
+      if (!add(reaching(scores + i, least), scores, i, reach, row, first)) return false;
+    }
+    return true;
+  }
+
+ private:
+  bool add(uint64_t lanes, const float* scores, int64_t place, float reach, int32_t row,
+           int32_t first) {
+    if (lanes == 0) return true;
+    if (found + kSpareHits > capacity) return false;
+    for (; lanes != 0; lanes &= lanes - 1) {
+      const int64_t own = place + __builtin_ctzll(lanes);
+      at[found++] = {row, first + static_cast<int32_t>(own), scores[own] + reach};
     }
     return true;
   }
@@ -263,26 +294,34 @@ struct Hits {
 
 /// Screens rows [first, first + count) with the panels of a block.
 template <int words, int count>
-TORCHVQ_PREPARED_TARGET bool screen_tile(const PreparedCodes& codes, const float* norms,
+TORCHVQ_PREPARED_TARGET bool screen_tile(const PreparedCodes& codes, const PreparedBlock& facts,
                                          const PreparedRows& rows, int64_t first, int64_t begin,
                                          int64_t end, Hits& hits) {
   constexpr int kTogether = count == 1 ? 1 : kPanels;
   TileScores<count> tile;
-  for (auto& floor : tile.floors) floor = Floats{} - FLT_MAX;
+  for (auto& best : tile.best) best = Floats{} - FLT_MAX;
   int64_t panel = begin;
   for (; panel + kTogether <= end; panel += kTogether) {
-    score_panels<words, count, kTogether>(rows.rows + first, codes, norms, panel,
+    score_panels<words, count, kTogether>(rows.rows + first, codes, panel,
                                           (panel - begin) * kPreparedCodes, tile);
   }
   for (; panel < end; ++panel) {
-    score_panels<words, count, 1>(rows.rows + first, codes, norms, panel,
-                                  (panel - begin) * kPreparedCodes, tile);
+    score_panels<words, count, 1>(rows.rows + first, codes, panel, (panel - begin) * kPreparedCodes,
+                                  tile);
   }
   for (int r = 0; r < count; ++r) {
+    const PreparedRow& row = rows.rows[first + r];
+    float reach = facts.slope * row.slope;
+    if constexpr (words == 1) reach += facts.norm * row.rounding;
     float& floor = rows.floors[first + r];
-    const float own = largest_lane(tile.floors[r])[0];
+    // A score includes the intercept through the offset; the lower bound needs it with the opposite
+    // sign.
+    const float best = largest_lane(tile.best[r])[0];
+    const float own = best - (reach + 2 * facts.intercept);
     floor = own > floor ? own : floor;
-    if (!hits.collect(tile.scores[r], (end - begin) * kPreparedCodes, floor,
+    const bool none = best == -FLT_MAX;  // all codes are left out
+    if (none || best + reach < floor) continue;
+    if (!hits.collect(tile.scores[r], (end - begin) * kPreparedCodes, reach, floor,
                       static_cast<int32_t>(first + r),
                       static_cast<int32_t>(begin * kPreparedCodes))) {
       return false;
@@ -292,41 +331,42 @@ TORCHVQ_PREPARED_TARGET bool screen_tile(const PreparedCodes& codes, const float
 }
 
 template <int words>
-TORCHVQ_PREPARED_TARGET int64_t screen_rows(const PreparedCodes& codes, const float* norms,
+TORCHVQ_PREPARED_TARGET int64_t screen_rows(const PreparedCodes& codes, const PreparedBlock* blocks,
                                             const PreparedRows& rows, int64_t begin, int64_t end,
                                             Hits hits) {
   constexpr int kTogether = kLanes == 16 ? 8 / words : 2;
   for (int64_t block = begin; block < end; block += kBlockPanels) {
+    const PreparedBlock& facts = blocks[block / kBlockPanels];
     const int64_t last = block + kBlockPanels < end ? block + kBlockPanels : end;
     int64_t r = 0;
     for (; r + kTogether <= rows.count; r += kTogether) {
-      if (!screen_tile<words, kTogether>(codes, norms, rows, r, block, last, hits)) return -1;
+      if (!screen_tile<words, kTogether>(codes, facts, rows, r, block, last, hits)) return -1;
     }
     if constexpr (kTogether > 4) {
       for (; r + 4 <= rows.count; r += 4) {
-        if (!screen_tile<words, 4>(codes, norms, rows, r, block, last, hits)) return -1;
+        if (!screen_tile<words, 4>(codes, facts, rows, r, block, last, hits)) return -1;
       }
     }
     if constexpr (kTogether > 2) {
       for (; r + 2 <= rows.count; r += 2) {
-        if (!screen_tile<words, 2>(codes, norms, rows, r, block, last, hits)) return -1;
+        if (!screen_tile<words, 2>(codes, facts, rows, r, block, last, hits)) return -1;
       }
     }
     for (; r < rows.count; ++r) {
-      if (!screen_tile<words, 1>(codes, norms, rows, r, block, last, hits)) return -1;
+      if (!screen_tile<words, 1>(codes, facts, rows, r, block, last, hits)) return -1;
     }
   }
   return hits.found;
 }
 
-int64_t screen(const PreparedCodes& codes, const float* norms, const PreparedRows& rows,
+int64_t screen(const PreparedCodes& codes, const PreparedBlock* blocks, const PreparedRows& rows,
                int64_t begin, int64_t end, PreparedHit* hits, int64_t found, int64_t capacity) {
 #if defined(__AVX512F__)
   if (rows.bytes) {
-    return screen_rows<1>(codes, norms, rows, begin, end, {hits, found, capacity});
+    return screen_rows<1>(codes, blocks, rows, begin, end, {hits, found, capacity});
   }
 #endif
-  return screen_rows<2>(codes, norms, rows, begin, end, {hits, found, capacity});
+  return screen_rows<2>(codes, blocks, rows, begin, end, {hits, found, capacity});
 }
 
 // Distances --------------------------------------------------------------------------------------

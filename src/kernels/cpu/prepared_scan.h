@@ -39,6 +39,15 @@ struct RoundingErrors {
   float scan, decision, tiny, shift;
 };
 
+constexpr int64_t kBlockPanels = 16;  // panels that are screened together
+constexpr int64_t kSpareHits = 64;    // room that is left free before hits are added
+
+/// The largest numbers of the codes of a block of panels.
+struct PreparedBlock {
+  float slope, intercept;
+  float norm;  ///< of the codes minus the centre
+};
+
 struct PreparedScan {
   /// Writes row minus center (dim), padded with zeros to whole panels, and returns its norm,
   /// rounded up; the result is not finite if the difference is not, or if its square overflows.
@@ -53,10 +62,11 @@ struct PreparedScan {
   PreparedRow (*round_row_bytes)(const float* centred, float norm, int64_t dim, int32_t* words);
 
   /// Appends the codes of the panels [begin, end) that may be nearest to a row, and raises the
-  /// row's floor. norms: of the codes, padded to whole panels. Returns the new number of hits; -1
-  /// if it would exceed `capacity`.
-  int64_t (*screen)(const PreparedCodes& codes, const float* norms, const PreparedRows& rows,
-                    int64_t begin, int64_t end, PreparedHit* hits, int64_t found, int64_t capacity);
+  /// row's floor. begin is that of a block; blocks: of all panels. Returns the new number of hits;
+  /// -1 if it would exceed `capacity`.
+  int64_t (*screen)(const PreparedCodes& codes, const PreparedBlock* blocks,
+                    const PreparedRows& rows, int64_t begin, int64_t end, PreparedHit* hits,
+                    int64_t found, int64_t capacity);
 
   /// distances[i] = ||row - codes[i]||^2 in float32.
   void (*distances)(const float* row, int64_t dim, const float* const* codes, int64_t count,

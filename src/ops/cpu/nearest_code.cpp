@@ -64,7 +64,7 @@ void find_indices(const NearestCodeProblem& problem, int64_t head, int64_t* indi
     if (kernels::worth_unpacked(task) &&
         kernels::nearest_code_unpacked(task, level, detail::in_parallel, data.x, indices))
       return;
-    search_head(kernels::NearestCodeSearch(task, level, detail::in_parallel), problem, data.x,
+    search_head(kernels::ManyRowsSearch(task, level, detail::in_parallel), problem, data.x,
                 indices);
   }
 }

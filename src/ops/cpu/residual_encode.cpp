@@ -57,11 +57,11 @@ class UnpackedSearch {
   kernels::PreparedCodes prepared_;
 };
 
-class PackedSearch : public kernels::NearestCodeSearch {
+class PackedSearch : public kernels::ManyRowsSearch {
  public:
   PackedSearch(const ResidualEncodeProblem& problem, const float* codes, int64_t size)
-      : NearestCodeSearch(float_task(problem, codes, size), kernels::cpu_level(),
-                          detail::in_parallel) {}
+      : ManyRowsSearch(float_task(problem, codes, size), kernels::cpu_level(),
+                       detail::in_parallel) {}
 };
 
 class WideSearch : public kernels::NearestCodeWideSearch {
