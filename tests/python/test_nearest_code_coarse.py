@@ -50,3 +50,15 @@ def test_nearest_code_is_exact_when_few_or_all_rows_are_close_calls(share, gener
     x[~close] = codes[:25][torch.randint(0, 25, (int((~close).sum()),), generator=generator)]
     x[:, 0] += 1e-3
     assert_nearest(x, codes)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("dim", [3, 8, 20, 40])
+def test_nearest_code_is_exact_among_groups_of_codes_that_float32_cannot_tell_apart(
+    dim, metric, generator
+):
+    """Neither integers nor float32 settle these rows, so that blocks of rows are no longer scanned for their best."""
+    x, codes = nearest_code_rows.normal(900, 20, dim, generator)
+    codes = codes.repeat(9, 1)
+    x[-1], x[-2] = torch.nan, 1e30
+    assert_nearest(x, codes * (1 + 1e-7 * torch.randn(codes.shape, generator=generator)), metric)

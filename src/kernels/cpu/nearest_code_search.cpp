@@ -68,7 +68,7 @@ constexpr int64_t kBlockRows = 96;  // running bests that stay in the first-leve
 
 // Range of norms whose scales stay far from the limits of float32.
 constexpr double kSmallestCoarse = 1e-12, kLargestCoarse = 1e12;
-constexpr int64_t kCoarseTrial = 8;  // with so few open rows it is too early to judge
+constexpr int64_t kTrial = 8;  // with so few open rows it is too early to judge
 
 }  // namespace
 
@@ -91,7 +91,7 @@ void NearestCodeSearch::search_block(Block& block) const {
     for (int64_t row = 0; row < block.count; ++row) {
       if (!settle_special(row, block)) decide_among_all(row, block);
     }
-  } else if (task_.k == 1) {
+  } else if (task_.k == 1 && scan_pays_.load(std::memory_order_relaxed)) {
     search_nearest(block);
   } else {
     search_several(block);
@@ -136,8 +136,8 @@ void NearestCodeSearch::search_nearest(Block& block) const {
     if (static_cast<int64_t>(block.open.size()) == scan_.tile_rows) settle_open_rows(block);
   }
   settle_open_rows(block);
-  if (block.coarsely && opened > kCoarseTrial + block.count / 3) {
-    coarse_pays_.store(false, std::memory_order_relaxed);
+  if (opened > kTrial + block.count / 3) {
+    (block.coarsely ? coarse_pays_ : scan_pays_).store(false, std::memory_order_relaxed);
   }
 }
 

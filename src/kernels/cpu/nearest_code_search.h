@@ -82,6 +82,9 @@ class NearestCodeSearch {
   /// Cleared when a block leaves so many rows open that float32 is faster. Either
   /// way gives the same indices.
   mutable std::atomic<bool> coarse_pays_{false};
+  /// Cleared when a block leaves so many rows open in float32 that computing their scores at once,
+  /// and not after a scan, is faster.
+  mutable std::atomic<bool> scan_pays_{true};
   double set_aside_norm_ = HUGE_VAL,
          set_aside_bias_ = HUGE_VAL;  ///< the smallest of those set aside
 };
