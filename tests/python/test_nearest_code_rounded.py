@@ -1,5 +1,5 @@
 """nearest_code where codes are rounded to 8 bits for the call: up to 511 rows of 32 dimensions and more, and any number
-of rows of 96 dimensions, or of as many codes as 8192.
+of rows of 64 dimensions, or of as many codes as 8192.
 
 Processors without byte multiplication search the same rows in float32.
 """
@@ -17,7 +17,7 @@ import torch
 SIZES = [(6, 37, 32), (7, 300, 64), (13, 1, 40), (33, 520, 65), (50, 97, 128), (191, 1700, 33),
          (100, 4500, 37), (300, 200, 70), (511, 130, 32)]  # fmt: skip
 # Rows in blocks: a part of one, several, and of the few dimensions for which only many codes are rounded.
-MANY = [(512, 257, 96), (700, 1030, 100), (1000, 37, 130), (580, 8200, 33)]
+MANY = [(512, 513, 64), (700, 1030, 100), (1000, 260, 130), (580, 8200, 33)]
 
 
 def assert_nearest(x, codes, bias=None):
@@ -44,7 +44,7 @@ def test_rows_between_two_codes_find_the_nearer(shift, distance, dim, generator)
 
 @pytest.mark.parametrize("distance", [0.0, 1e-7, 1e-5, 1e-3, 1e-2, 0.1])
 def test_many_rows_between_two_codes_find_the_nearer(distance, generator):
-    x, codes = nearest_code_rows.normal(600, 300, 97, generator)
+    x, codes = nearest_code_rows.normal(600, 400, 97, generator)
     close = nearest_code_rows.middles(x, codes, distance, generator)
     close[3], close[7] = close[3] * 1e-14, close[7] * 1e9
     assert_nearest(close + 3, codes + 3)
@@ -54,9 +54,17 @@ def test_many_rows_between_two_codes_find_the_nearer(distance, generator):
 @pytest.mark.parametrize("row", [0, 400, 949])
 def test_a_block_that_bytes_cannot_hold_is_searched_all_the_same(row, value, generator):
     """And those before and behind it."""
-    x, codes = nearest_code_rows.normal(950, 200, 100, generator)
+    x, codes = nearest_code_rows.normal(950, 350, 100, generator)
     x[row] = value
     assert_nearest(x, codes)
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-1, 1e-2, 1e-3])
+def test_many_rows_among_clusters(spread, generator):
+    x, codes = nearest_code_rows.normal(600, 1000, 64, generator)
+    centers = torch.randn(20, 64, generator=generator)
+    at = [torch.randint(0, 20, (len(part),), generator=generator) for part in (x, codes)]
+    assert_nearest(centers[at[0]] + spread * x, centers[at[1]] + spread * codes)
 
 
 def test_many_rows_among_codes_that_are_equal(generator):
@@ -68,7 +76,7 @@ def test_many_rows_among_codes_that_are_equal(generator):
     assert_nearest(x, torch.cat([codes, codes + 1e-6]))
 
 
-@pytest.mark.parametrize("codes", [40, 600])
+@pytest.mark.parametrize("codes", [400, 600])
 def test_stacks_of_many_rows_take_the_nearest_code_of_what_is_left(codes, generator):
     x = torch.randn(1, 450, 100, generator=generator)
     books = [torch.randn(1, codes, 100, generator=generator) * 0.7**n for n in range(4)]

@@ -25,10 +25,11 @@ constexpr int64_t kLine = 64 / sizeof(float);                 // floats per cach
 class PreparedSearch {
  public:
   PreparedSearch(const NearestCodeTask& task, const PreparedCodes& prepared, CpuLevel level,
-                 const float* x)
+                 const float* x, std::optional<int64_t> most_close)
       : task_(task),
         prepared_(prepared),
         x_(x),
+        most_close_(most_close),
         table_(prepared_scan(level)),
         exact_(nearest_code_exact(level)),
         bytes_(table_.round_row_bytes != nullptr && task.rows >= kFewestRowsOfBytes),
@@ -43,7 +44,7 @@ class PreparedSearch {
     describe_blocks();
     if (!screen(parallel_for)) return false;
     gather_hits();
-    return settle(parallel_for, indices);
+    return !too_many_close() && settle(parallel_for, indices);
   }
 
  private:
@@ -147,6 +148,8 @@ class PreparedSearch {
         [&](size_t row, int32_t code) { candidates_[static_cast<size_t>(ends_[row]++)] = code; });
   }
 
+  bool too_many_close() const { return most_close_ && ends_.back() > task_.rows * *most_close_; }
+
   bool settle(const ParallelFor& parallel_for, int64_t* indices) {
     int64_t begin = 0;
     for (int64_t row = 0; row < task_.rows; ++row) {
@@ -219,6 +222,7 @@ class PreparedSearch {
   const NearestCodeTask& task_;
   const PreparedCodes& prepared_;
   const float* x_;
+  std::optional<int64_t> most_close_;
   PreparedScan table_;
   NearestCodeExact exact_;
   bool bytes_;
@@ -247,8 +251,8 @@ bool has_prepared(const NearestCodeTask& task, const PreparedCodes& prepared) {
 
 bool nearest_code_prepared(const NearestCodeTask& task, const PreparedCodes& prepared,
                            CpuLevel level, const ParallelFor& parallel_for, const float* x,
-                           int64_t* indices) {
-  return PreparedSearch(task, prepared, level, x).search(parallel_for, indices);
+                           int64_t* indices, std::optional<int64_t> most_close) {
+  return PreparedSearch(task, prepared, level, x, most_close).search(parallel_for, indices);
 }
 
 }  // namespace torchvq::kernels

@@ -13,7 +13,11 @@ namespace {
 constexpr int64_t kFewestRows = 6;
 constexpr int64_t kMostRows = 511;  // above: ManyRowsSearch, which divides rows among threads
 constexpr int64_t kBlockRows = 192;
-constexpr int64_t kFewestDimsOfBlocks = 96, kFewestCodesOfBlocks = 8192;
+// Where bytes are faster than integers of 16 bits for many rows: looking for hits costs the same for any
+// dimensions, and less for each code the more codes there are.
+constexpr int64_t kFewestDimsOfBlocks = 64, kFewestValuesOfBlocks = 1 << 15;
+constexpr int64_t kFewestCodesOfBlocks = 8192;
+constexpr int64_t kCodesOfClose = 32;  // with more than one close code for so many, they are not
 constexpr int64_t kMostBesideTiles = 191;  // above, with AMX: tiles add 16-bit products as fast
 constexpr int64_t kFewestDims = 32;        // below, rounding costs more than it saves
 constexpr int64_t kFewestValues = 4096;    // of the codebook; below, likewise
@@ -97,11 +101,11 @@ bool has_bounds(const NearestCodeTask& task) {
   return task.bias == nullptr || all_finite(task.bias, task.size);
 }
 
-/// Whether bytes are faster than integers of 16 bits for many rows: hits cost the same whatever the
-/// dimensions, and are fewer for each code the more codes there are.
 bool worth_blocks_of_bytes(const NearestCodeTask& task, CpuLevel level) {
+  const bool wide =
+      task.dim >= kFewestDimsOfBlocks && task.size * task.dim >= kFewestValuesOfBlocks;
   return level != CpuLevel::kAmx && worth_bytes(task, level) &&
-         (task.dim >= kFewestDimsOfBlocks || task.size >= kFewestCodesOfBlocks);
+         (wide || task.size >= kFewestCodesOfBlocks);
 }
 
 void serially(int64_t count, int64_t /*grain*/, const std::function<void(int64_t, int64_t)>& body) {
@@ -153,7 +157,8 @@ void ManyRowsSearch::search(const float* x, int64_t count, int64_t* indices) con
 bool ManyRowsSearch::search_block(const float* x, int64_t count, int64_t* indices) const {
   auto task = task_;
   task.rows = count;
-  return nearest_code_prepared(task, rounded_->codes(), level_, serially, x, indices);
+  return nearest_code_prepared(task, rounded_->codes(), level_, serially, x, indices,
+                               task.size / kCodesOfClose);
 }
 
 const NearestCodeSearch& ManyRowsSearch::packed() const {

@@ -26,6 +26,8 @@ namespace {
 constexpr int kVectors = kPreparedCodes / kLanes;  // per panel
 constexpr int64_t kAhead = 4096;                   // prefetch distance in bytes
 constexpr int kPanels = kLanes == 16 ? 2 : 1;      // panels multiplied together
+constexpr int64_t kBlockCodes = kBlockPanels * kPreparedCodes;
+constexpr int64_t kTileBlocks = 4;  // blocks whose scores are kept for the rows of a tile
 
 // Rows -------------------------------------------------------------------------------------------
 
@@ -183,11 +185,12 @@ inline void start_sums(const PreparedRow* rows, TileSums<words, count, panels>& 
   }
 }
 
-/// Scores of the rows of a tile with the codes of a block of panels, less what they may be wrong by.
+/// Scores of the rows of a tile with the codes of some blocks of panels, less what they may be wrong by.
 template <int count>
 struct TileScores {
-  Floats best[count];  ///< by lane
-  alignas(64) float scores[count][kBlockPanels * kPreparedCodes];
+  Floats best[count];               ///< of the block at hand, by lane
+  float bests[count][kTileBlocks];  ///< of each block
+  alignas(64) float scores[count][kTileBlocks * kBlockCodes];
 };
 
 /// Keeps the scores of each row r with the codes of the panel that `facts` describes.
@@ -292,39 +295,58 @@ struct Hits {
   }
 };
 
-/// Screens rows [first, first + count) with the panels of a block.
+/// Scores rows [first, first + count) with the panels [begin, end) of a block.
 template <int words, int count>
-TORCHVQ_PREPARED_TARGET bool screen_tile(const PreparedCodes& codes, const PreparedBlock& facts,
+TORCHVQ_PREPARED_TARGET void score_block(const PreparedRow* rows, const PreparedCodes& codes,
+                                         int64_t begin, int64_t end, int64_t block,
+                                         TileScores<count>& tile) {
+  constexpr int kTogether = count == 1 ? 1 : kPanels;
+  for (auto& best : tile.best) best = Floats{} - FLT_MAX;
+  int64_t panel = begin, place = block * kBlockCodes;
+  for (; panel + kTogether <= end; panel += kTogether, place += kTogether * kPreparedCodes) {
+    score_panels<words, count, kTogether>(rows, codes, panel, place, tile);
+  }
+  for (; panel < end; ++panel, place += kPreparedCodes) {
+    score_panels<words, count, 1>(rows, codes, panel, place, tile);
+  }
+  for (int r = 0; r < count; ++r) tile.bests[r][block] = largest_lane(tile.best[r])[0];
+}
+
+/// Screens rows [first, first + count) with the panels [begin, end) of up to kTileBlocks blocks: raises the floors by
+/// all of them before it looks for hits.
+template <int words, int count>
+TORCHVQ_PREPARED_TARGET bool screen_tile(const PreparedCodes& codes, const PreparedBlock* blocks,
                                          const PreparedRows& rows, int64_t first, int64_t begin,
                                          int64_t end, Hits& hits) {
-  constexpr int kTogether = count == 1 ? 1 : kPanels;
   TileScores<count> tile;
-  for (auto& best : tile.best) best = Floats{} - FLT_MAX;
-  int64_t panel = begin;
-  for (; panel + kTogether <= end; panel += kTogether) {
-    score_panels<words, count, kTogether>(rows.rows + first, codes, panel,
-                                          (panel - begin) * kPreparedCodes, tile);
-  }
-  for (; panel < end; ++panel) {
-    score_panels<words, count, 1>(rows.rows + first, codes, panel, (panel - begin) * kPreparedCodes,
-                                  tile);
+  int64_t block_count = 0;
+  for (int64_t panel = begin; panel < end; panel += kBlockPanels) {
+    const int64_t last = panel + kBlockPanels < end ? panel + kBlockPanels : end;
+    score_block<words>(rows.rows + first, codes, panel, last, block_count++, tile);
   }
   for (int r = 0; r < count; ++r) {
     const PreparedRow& row = rows.rows[first + r];
-    float reach = facts.slope * row.slope;
-    if constexpr (words == 1) reach += facts.norm * row.rounding;
     float& floor = rows.floors[first + r];
-    // A score includes the intercept through the offset; the lower bound needs it with the opposite
-    // sign.
-    const float best = largest_lane(tile.best[r])[0];
-    const float own = best - (reach + 2 * facts.intercept);
-    floor = own > floor ? own : floor;
-    const bool none = best == -FLT_MAX;  // all codes are left out
-    if (none || best + reach < floor) continue;
-    if (!hits.collect(tile.scores[r], (end - begin) * kPreparedCodes, reach, floor,
-                      static_cast<int32_t>(first + r),
-                      static_cast<int32_t>(begin * kPreparedCodes))) {
-      return false;
+    float reach[kTileBlocks];
+    for (int64_t b = 0; b < block_count; ++b) {
+      reach[b] = blocks[b].slope * row.slope;
+      if constexpr (words == 1) reach[b] += blocks[b].norm * row.rounding;
+      // A score includes the intercept through the offset; the lower bound needs it with the
+      // opposite sign.
+      const float own = tile.bests[r][b] - (reach[b] + 2 * blocks[b].intercept);
+      floor = own > floor ? own : floor;
+    }
+    for (int64_t b = 0; b < block_count; ++b) {
+      const float best = tile.bests[r][b];
+      const bool none = best == -FLT_MAX;  // all codes are left out
+      if (none || best + reach[b] < floor) continue;
+      const int64_t panel = begin + b * kBlockPanels;
+      const int64_t panels = end - panel < kBlockPanels ? end - panel : kBlockPanels;
+      if (!hits.collect(tile.scores[r] + b * kBlockCodes, panels * kPreparedCodes, reach[b], floor,
+                        static_cast<int32_t>(first + r),
+                        static_cast<int32_t>(panel * kPreparedCodes))) {
+        return false;
+      }
     }
   }
   return true;
@@ -335,9 +357,10 @@ TORCHVQ_PREPARED_TARGET int64_t screen_rows(const PreparedCodes& codes, const Pr
                                             const PreparedRows& rows, int64_t begin, int64_t end,
                                             Hits hits) {
   constexpr int kTogether = kLanes == 16 ? 8 / words : 2;
-  for (int64_t block = begin; block < end; block += kBlockPanels) {
-    const PreparedBlock& facts = blocks[block / kBlockPanels];
-    const int64_t last = block + kBlockPanels < end ? block + kBlockPanels : end;
+  constexpr int64_t kStep = kTileBlocks * kBlockPanels;
+  for (int64_t block = begin; block < end; block += kStep) {
+    const PreparedBlock* const facts = blocks + block / kBlockPanels;
+    const int64_t last = block + kStep < end ? block + kStep : end;
     int64_t r = 0;
     for (; r + kTogether <= rows.count; r += kTogether) {
       if (!screen_tile<words, kTogether>(codes, facts, rows, r, block, last, hits)) return -1;
