@@ -54,22 +54,57 @@ bool check_replace_dead_codes_(const CodebookState& state, const at::Tensor& x,
   return check_metric(op, metric);
 }
 
+bool check_replace_dead_codes_(const CodebooksWithTokens& codebooks,
+                               const DeadCodeArguments& arguments, std::string_view metric) {
+  constexpr auto op = "replace_dead_codes_";
+  const auto length = codebooks.size();
+  TORCH_CHECK_VALUE(length > 0, op, ": expected embed to hold at least 1 tensor, but got none");
+  const auto check_length = [&](const char* name, at::TensorList list) {
+    TORCH_CHECK_VALUE(list.size() == length, op, ": expected ", name, " to hold ", length,
+                      " tensors (those of embed), but got ", list.size());
+  };
+  check_length("embed_avg", codebooks.embed_avg);
+  check_length("cluster_size", codebooks.cluster_size);
+  check_length("cooldown", codebooks.cooldown);
+  check_length("x", codebooks.x);
+  check_length("counts", codebooks.counts);
+  check_length("rng", codebooks.rng);
+  if (!codebooks.mask.empty()) check_length("mask", codebooks.mask);
+  bool unit = false;
+  for (size_t i = 0; i < length; ++i) {
+    unit = check_replace_dead_codes_(codebooks.state(i), codebooks.x[i], codebooks.counts[i],
+                                     codebooks.rng[i], codebooks.mask_of(i), arguments, metric);
+    check_same_device(op, "embed of the first codebook", codebooks.embed[0], "embed",
+                      codebooks.embed[i]);
+  }
+  return unit;
+}
+
 }  // namespace detail
 
 namespace ops {
+
+at::Tensor replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
+                               at::TensorList cluster_size, at::TensorList cooldown,
+                               at::TensorList x, at::TensorList counts, at::TensorList rng,
+                               at::TensorList mask, const DeadCodeOptions& options) {
+  using Signature = at::Tensor(at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+                               at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+                               double, double, double, int64_t, std::string_view, bool);
+  static auto op = detail::op_handle<Signature>("torchvq::replace_dead_codes_");
+  return op.call(embed, embed_avg, cluster_size, cooldown, x, counts, rng, mask, options.threshold,
+                 options.threshold_fraction, options.reset_cluster_size, options.cooldown_steps,
+                 options.metric, options.replace_used);
+}
 
 at::Tensor replace_dead_codes_(at::Tensor embed, at::Tensor embed_avg, at::Tensor cluster_size,
                                at::Tensor cooldown, const at::Tensor& x, const at::Tensor& counts,
                                const at::Tensor& rng, const std::optional<at::Tensor>& mask,
                                const DeadCodeOptions& options) {
-  using Signature =
-      at::Tensor(at::Tensor&, at::Tensor&, at::Tensor&, at::Tensor&, const at::Tensor&,
-                 const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double,
-                 double, double, int64_t, std::string_view);
-  static auto op = detail::op_handle<Signature>("torchvq::replace_dead_codes_");
-  return op.call(embed, embed_avg, cluster_size, cooldown, x, counts, rng, mask, options.threshold,
-                 options.threshold_fraction, options.reset_cluster_size, options.cooldown_steps,
-                 options.metric);
+  return replace_dead_codes_(at::TensorList(embed), at::TensorList(embed_avg),
+                             at::TensorList(cluster_size), at::TensorList(cooldown),
+                             at::TensorList(x), at::TensorList(counts), at::TensorList(rng),
+                             mask ? at::TensorList(*mask) : at::TensorList(), options);
 }
 
 }  // namespace ops
@@ -78,9 +113,9 @@ at::Tensor replace_dead_codes_(at::Tensor embed, at::Tensor embed_avg, at::Tenso
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
-      "replace_dead_codes_(Tensor(a!) embed, Tensor(b!) embed_avg, Tensor(c!) cluster_size, "
-      "Tensor(d!) cooldown, "
-      "Tensor x, Tensor counts, Tensor rng, *, Tensor? mask=None, float threshold, float "
+      "replace_dead_codes_(Tensor(a!)[] embed, Tensor(b!)[] embed_avg, Tensor(c!)[] cluster_size, "
+      "Tensor(d!)[] cooldown, "
+      "Tensor[] x, Tensor[] counts, Tensor[] rng, *, Tensor[] mask, float threshold, float "
       "threshold_fraction=0, float reset_cluster_size, "
-      "int cooldown_steps, str metric=\"euclidean\") -> Tensor replaced");
+      "int cooldown_steps, str metric=\"euclidean\", bool replace_used=False) -> Tensor replaced");
 }

@@ -44,11 +44,11 @@ at::Tensor replace_with_candidates_(at::Tensor embed, at::Tensor embed_avg, at::
                                     const at::Tensor& rng, const DeadCodeOptions& options) {
   using Signature = at::Tensor(at::Tensor&, at::Tensor&, at::Tensor&, at::Tensor&,
                                const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                               const at::Tensor&, double, double, double, int64_t);
+                               const at::Tensor&, double, double, double, int64_t, bool);
   static auto op = detail::op_handle<Signature>("torchvq::replace_with_candidates_");
   return op.call(embed, embed_avg, cluster_size, cooldown, keys, rows, counts, rng,
                  options.threshold, options.threshold_fraction, options.reset_cluster_size,
-                 options.cooldown_steps);
+                 options.cooldown_steps, options.replace_used);
 }
 
 }  // namespace ops
@@ -60,5 +60,5 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "replace_with_candidates_(Tensor(a!) embed, Tensor(b!) embed_avg, Tensor(c!) cluster_size, "
       "Tensor(d!) cooldown, Tensor keys, Tensor rows, Tensor counts, Tensor rng, *, float "
       "threshold, float threshold_fraction=0, "
-      "float reset_cluster_size, int cooldown_steps) -> Tensor replaced");
+      "float reset_cluster_size, int cooldown_steps, bool replace_used=False) -> Tensor replaced");
 }

@@ -10,10 +10,11 @@ at::Tensor replace_with_candidates_(at::Tensor& embed, at::Tensor& embed_avg,
                                     const at::Tensor& keys, const at::Tensor& rows,
                                     const at::Tensor& counts, const at::Tensor& rng,
                                     double threshold, double threshold_fraction,
-                                    double reset_cluster_size, int64_t cooldown_steps) {
+                                    double reset_cluster_size, int64_t cooldown_steps,
+                                    bool replace_used) {
   detail::check_replace_with_candidates_(
       {embed, embed_avg, cluster_size, cooldown}, keys, rows, counts, rng,
-      {threshold, threshold_fraction, reset_cluster_size, cooldown_steps});
+      {threshold, threshold_fraction, reset_cluster_size, cooldown_steps, replace_used});
   return counts.new_empty_symint({embed.sym_size(0)});
 }
 
