@@ -298,14 +298,14 @@ def replace_with_candidates_(
 ) -> Tensor:
     """Second half of :func:`replace_dead_codes_`: replaces dead codes by given candidates, in place."""
     return torch.ops.torchvq.replace_with_candidates_(
-        embed,
-        embed_avg,
-        cluster_size,
-        cooldown,
-        keys,
-        rows,
-        counts,
-        rng,
+        [embed],
+        [embed_avg],
+        [cluster_size],
+        [cooldown],
+        [keys],
+        [rows],
+        [counts],
+        [rng],
         threshold=threshold,
         threshold_fraction=threshold_fraction,
         reset_cluster_size=reset_cluster_size,

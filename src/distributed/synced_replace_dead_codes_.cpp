@@ -191,6 +191,30 @@ void complete_candidates(const Group& group, const Arguments& arguments, Repair&
     repair.candidates[missing[i]] = std::move(gathered[i]);
 }
 
+/// Replaces the dead codes of the chosen codebooks; returns replaced codes per head.
+at::Tensor replace_chosen(const Arguments& arguments, const Repair& repair) {
+  const auto& rules = arguments.dead;
+  const ops::DeadCodeOptions options = {.threshold = rules.threshold,
+                                        .threshold_fraction = rules.threshold_fraction,
+                                        .reset_cluster_size = rules.reset_cluster_size,
+                                        .cooldown_steps = rules.cooldown_steps,
+                                        .replace_used = rules.replace_used};
+  const auto of_chosen = [&](at::TensorList all) {
+    std::vector<at::Tensor> chosen;
+    for (const auto c : repair.chosen) chosen.push_back(all[c]);
+    return chosen;
+  };
+  std::vector<at::Tensor> keys, rows;
+  for (const auto c : repair.chosen) {
+    keys.push_back(repair.candidates[c].keys);
+    rows.push_back(repair.candidates[c].rows);
+  }
+  const auto& [embed, embed_avg, cluster_size, cooldown] = arguments.states;
+  return ops::replace_with_candidates_(
+      of_chosen(embed), of_chosen(embed_avg), of_chosen(cluster_size), of_chosen(cooldown), keys,
+      rows, of_chosen(arguments.counts), of_chosen(arguments.rng), options);
+}
+
 at::Tensor replace(const Group& group, const Arguments& arguments, bool unit) {
   const auto codes = find_dead_codes(arguments);
   Repair repair{{}, std::vector<Candidates>(codes.size())};
@@ -198,26 +222,22 @@ at::Tensor replace(const Group& group, const Arguments& arguments, bool unit) {
   complete_candidates(group, arguments, repair, unit);
 
   // No state has changed so far, and nothing below can fail.
-  const auto& dead = arguments.dead;
-  const ops::DeadCodeOptions options = {.threshold = dead.threshold,
-                                        .threshold_fraction = dead.threshold_fraction,
-                                        .reset_cluster_size = dead.reset_cluster_size,
-                                        .cooldown_steps = dead.cooldown_steps,
-                                        .replace_used = dead.replace_used};
-  std::vector<at::Tensor> replaced;
+  const bool any = !repair.chosen.empty();
+  const auto replaced = any ? replace_chosen(arguments, repair) : at::Tensor();
+  std::vector<at::Tensor> parts;
+  int64_t from = 0;
   for (size_t c = 0; c < codes.size(); ++c) {
-    const auto state = state_of(arguments, c);
+    const auto& counts = arguments.counts[c];
+    const int64_t heads = counts.size(0);
     if (std::find(repair.chosen.begin(), repair.chosen.end(), c) == repair.chosen.end()) {
-      detail::count_down(state.cooldown, arguments.counts[c]);
-      replaced.push_back(arguments.counts[c].new_zeros({arguments.counts[c].size(0)}));
-      continue;
+      detail::count_down(arguments.states.cooldown[c], counts);
+      parts.push_back(counts.new_zeros({heads}));
+    } else {
+      parts.push_back(replaced.narrow(0, from, heads));
+      from += heads;
     }
-    const auto& [keys, rows] = repair.candidates[c];
-    replaced.push_back(ops::replace_with_candidates_(
-        state.embed, state.embed_avg, state.cluster_size, state.cooldown, keys, rows,
-        arguments.counts[c], arguments.rng[c], options));
   }
-  return at::cat(replaced);
+  return at::cat(parts);
 }
 
 // Kernels -----------------------------------------------------------------------------------------

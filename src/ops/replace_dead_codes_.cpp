@@ -11,6 +11,19 @@ namespace torchvq {
 
 namespace detail {
 
+void check_lists_of_codebooks(
+    const char* op, at::TensorList embed,
+    std::initializer_list<std::pair<const char*, at::TensorList>> others) {
+  TORCH_CHECK_VALUE(!embed.empty(), op, ": expected embed to hold at least 1 tensor, but got none");
+  for (const auto& [name, list] : others) {
+    TORCH_CHECK_VALUE(list.size() == embed.size(), op, ": expected ", name, " to hold ",
+                      embed.size(), " tensors (those of embed), but got ", list.size());
+  }
+  for (const auto& own : embed) {
+    check_same_device(op, "embed of the first codebook", embed[0], "embed of another", own);
+  }
+}
+
 void check_dead_code_state(const char* op, const CodebookState& state, const at::Tensor& counts,
                            const DeadCodeArguments& arguments) {
   check_codebook_state(op, state.cluster_size, state.embed_avg, state.embed);
@@ -56,26 +69,19 @@ bool check_replace_dead_codes_(const CodebookState& state, const at::Tensor& x,
 
 bool check_replace_dead_codes_(const CodebooksWithTokens& codebooks,
                                const DeadCodeArguments& arguments, std::string_view metric) {
-  constexpr auto op = "replace_dead_codes_";
-  const auto length = codebooks.size();
-  TORCH_CHECK_VALUE(length > 0, op, ": expected embed to hold at least 1 tensor, but got none");
-  const auto check_length = [&](const char* name, at::TensorList list) {
-    TORCH_CHECK_VALUE(list.size() == length, op, ": expected ", name, " to hold ", length,
-                      " tensors (those of embed), but got ", list.size());
-  };
-  check_length("embed_avg", codebooks.embed_avg);
-  check_length("cluster_size", codebooks.cluster_size);
-  check_length("cooldown", codebooks.cooldown);
-  check_length("x", codebooks.x);
-  check_length("counts", codebooks.counts);
-  check_length("rng", codebooks.rng);
-  if (!codebooks.mask.empty()) check_length("mask", codebooks.mask);
+  check_lists_of_codebooks("replace_dead_codes_", codebooks.embed,
+                           {{"embed_avg", codebooks.embed_avg},
+                            {"cluster_size", codebooks.cluster_size},
+                            {"cooldown", codebooks.cooldown},
+                            {"x", codebooks.x},
+                            {"counts", codebooks.counts},
+                            {"rng", codebooks.rng}});
+  if (!codebooks.mask.empty())
+    check_lists_of_codebooks("replace_dead_codes_", codebooks.embed, {{"mask", codebooks.mask}});
   bool unit = false;
-  for (size_t i = 0; i < length; ++i) {
+  for (size_t i = 0; i < codebooks.size(); ++i) {
     unit = check_replace_dead_codes_(codebooks.state(i), codebooks.x[i], codebooks.counts[i],
                                      codebooks.rng[i], codebooks.mask_of(i), arguments, metric);
-    check_same_device(op, "embed of the first codebook", codebooks.embed[0], "embed",
-                      codebooks.embed[i]);
   }
   return unit;
 }

@@ -1,8 +1,10 @@
 // Argument checks of replace_dead_codes_, called by every kernel.
 #pragma once
 
+#include <initializer_list>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 
@@ -38,6 +40,10 @@ struct CodebooksWithTokens {
     return mask.empty() ? std::nullopt : std::optional(mask[codebook]);
   }
 };
+
+/// Checks that there is a codebook, and that each has an entry in every other list.
+void check_lists_of_codebooks(const char* op, at::TensorList embed,
+                              std::initializer_list<std::pair<const char*, at::TensorList>> others);
 
 /// Checks the state and the parameters; shared with replace_with_candidates_.
 void check_dead_code_state(const char* op, const CodebookState& state, const at::Tensor& counts,

@@ -204,7 +204,9 @@ CASES: dict[str, Case] = {
         tuple([part, part.clone()] for part in (*state(), X, COUNTS, RNG)),
         RULES | dict(mask=[MASK, MASK], replace_used=True),
     ),
-    "replace_with_candidates_": Case((*state(), *CANDIDATES, COUNTS, RNG), RULES),
+    "replace_with_candidates_": Case(
+        tuple([part] for part in (*state(), *CANDIDATES, COUNTS, RNG)), RULES
+    ),
     "synced_code_statistics": Case(
         ([X], [INDICES], [ops.code_exponents(CODES)]), dict(mask=[MASK], state=[CODES])
     ),

@@ -122,7 +122,8 @@ def test_halves_on_parts_of_a_batch_equal_the_whole(metric, generator):
         for part in (x[:, 20:], x[:, :0], x[:, :1], x[:, 1:20], x[:, 3:5])
     ]
     keys, candidates = (torch.cat(p, 1) for p in zip(*parts, strict=True))
-    b = ops.replace_with_candidates_(*other, keys, candidates, counts, rng, **GOOD)
+    lists = ([own] for own in (*other, keys, candidates, counts, rng))
+    b = ops.replace_with_candidates_(*lists, **GOOD)
     assert torch.equal(a, b)
     for one, two in zip(state, other, strict=True):
         assert torch.equal(one, two)
@@ -242,6 +243,43 @@ def test_several_codebooks_are_one_after_the_other(path, masked, generator):
 
 
 @pytest.mark.parametrize(
+    "path", [ops.replace_with_candidates_, any_path("replace_with_candidates_")], ids=["cpu", "any"]
+)
+def test_candidates_of_several_codebooks_are_those_of_each(path, generator):
+    lists = codebooks_of_all_kinds(generator)
+    apart = [[own.clone() for own in column] for column in lists]
+    found = [
+        ops.dead_code_candidates(x, rng, count + 1)
+        for count, (x, rng) in enumerate(zip(lists[4], lists[6], strict=True))
+    ]
+    keys, rows = zip(*found, strict=True)
+    wanted = [
+        ops.replace_with_candidates_(
+            *([own[i]] for own in (*apart[:4], keys, rows, apart[5], apart[6])), **GOOD
+        )
+        for i in range(len(keys))
+    ]
+    replaced = path(*lists[:4], keys, rows, lists[5], lists[6], **GOOD)
+    assert torch.equal(replaced, torch.cat(wanted))
+    assert 0 < replaced.count_nonzero() < len(replaced)
+    for own, expected in zip(lists, apart, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(own, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", ["keys", "rows", "counts"])
+def test_lists_of_candidates_are_as_long_as_that_of_the_codes(name, generator):
+    names = ["embed", "embed_avg", "cluster_size", "cooldown", "keys", "rows", "counts", "rng"]
+    x, counts, rng = make_batch(generator)
+    arguments = (*make_state(generator), *ops.dead_code_candidates(x, rng, 4), counts, rng)
+    lists = {own: [tensor] for own, tensor in zip(names, arguments, strict=True)}
+    lists[name] *= 2
+    with pytest.raises(
+        ValueError, match=f"replace_with_candidates_: expected {name} to hold 1 tensors"
+    ):
+        ops.replace_with_candidates_(**lists, **GOOD)
+
+
+@pytest.mark.parametrize(
     "name", ["embed_avg", "cluster_size", "cooldown", "x", "counts", "rng", "mask"]
 )
 def test_lists_are_as_long_as_that_of_the_codes(name, generator):
@@ -306,8 +344,8 @@ def test_opcheck_and_compile(generator):
     torch.library.opcheck(ops.replace_dead_codes_.default, codebooks, rules, test_utils=tests)
     torch.library.opcheck(ops.dead_code_candidates.default, (x, rng, 4), test_utils=tests)
     keys, candidates = ops.dead_code_candidates(x, rng, CODES)
-    arguments = (*state, keys, candidates, counts, rng)
-    torch.library.opcheck(ops.replace_with_candidates_.default, arguments, GOOD, test_utils=tests)
+    lists = [[own, own.clone()] for own in (*state, keys, candidates, counts, rng)]
+    torch.library.opcheck(ops.replace_with_candidates_.default, lists, GOOD, test_utils=tests)
 
     def step(*state):
         return one_codebook(*state, x, counts, rng, **GOOD) + 1

@@ -142,32 +142,18 @@ void cuda_replace_in(const char* op, std::vector<CudaRepairedCodebook>& codebook
   codebooks.clear();
 }
 
-at::Tensor cuda_replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
-                                    at::TensorList cluster_size, at::TensorList cooldown,
-                                    at::TensorList x, at::TensorList counts, at::TensorList rng,
-                                    at::TensorList mask, double threshold,
-                                    double threshold_fraction, double reset_cluster_size,
-                                    int64_t cooldown_steps, std::string_view metric,
-                                    bool replace_used) {
-  constexpr auto op = "replace_dead_codes_";
-  const detail::DeadCodeArguments rules{threshold, threshold_fraction, reset_cluster_size,
-                                        cooldown_steps, replace_used};
-  const detail::CodebooksWithTokens all{embed, embed_avg, cluster_size, cooldown,
-                                        x,     counts,    rng,          mask};
-  const bool unit = detail::check_replace_dead_codes_(all, rules, metric);
+/// Replaces in the codebooks that make(i, replaced) returns for each of `embed`.
+template <typename Make>
+at::Tensor cuda_replace_in_all(const char* op, at::TensorList embed,
+                               const detail::DeadCodeArguments& rules, const Make& make) {
   const OnDevice device(embed[0]);
-  int64_t heads_of_all = 0;
-  for (const auto& own : embed) heads_of_all += own.size(0);
-  const auto replaced = at::empty({heads_of_all}, counts[0].options());
+  int64_t heads = 0, head = 0;
+  for (const auto& own : embed) heads += own.size(0);
+  const auto replaced = at::empty({heads}, embed[0].options().dtype(at::kLong));
   std::vector<CudaRepairedCodebook> codebooks;
-  int64_t head = 0;
-  for (size_t i = 0; i < all.size(); ++i) {
-    const int64_t heads = embed[i].size(0);
-    CudaRepairedCodebook own(all.state(i), x[i], counts[i], rng[i],
-                             replaced.narrow(0, head, heads));
-    own.candidates.use_mask(all.mask_of(i));
-    own.candidates.task.unit = unit;
-    head += heads;
+  for (size_t i = 0; i < embed.size(); ++i) {
+    CudaRepairedCodebook own = make(i, replaced.narrow(0, head, embed[i].size(0)));
+    head += embed[i].size(0);
     const bool full = codebooks.size() == cuda_dead::kMostTasks;
     if (full || (!codebooks.empty() && !own.resembles(codebooks[0])))
       cuda_replace_in(op, codebooks, rules, device);
@@ -177,24 +163,45 @@ at::Tensor cuda_replace_dead_codes_(at::TensorList embed, at::TensorList embed_a
   return replaced;
 }
 
-at::Tensor cuda_replace_with_candidates_(at::Tensor& embed, at::Tensor& embed_avg,
-                                         at::Tensor& cluster_size, at::Tensor& cooldown,
-                                         const at::Tensor& keys, const at::Tensor& rows,
-                                         const at::Tensor& counts, const at::Tensor& rng,
+at::Tensor cuda_replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
+                                    at::TensorList cluster_size, at::TensorList cooldown,
+                                    at::TensorList x, at::TensorList counts, at::TensorList rng,
+                                    at::TensorList mask, double threshold,
+                                    double threshold_fraction, double reset_cluster_size,
+                                    int64_t cooldown_steps, std::string_view metric,
+                                    bool replace_used) {
+  const detail::DeadCodeArguments rules{threshold, threshold_fraction, reset_cluster_size,
+                                        cooldown_steps, replace_used};
+  const detail::CodebooksWithTokens all{embed, embed_avg, cluster_size, cooldown,
+                                        x,     counts,    rng,          mask};
+  const bool unit = detail::check_replace_dead_codes_(all, rules, metric);
+  const auto make = [&](size_t i, at::Tensor replaced) {
+    CudaRepairedCodebook own(all.state(i), x[i], counts[i], rng[i], std::move(replaced));
+    own.candidates.use_mask(all.mask_of(i));
+    own.candidates.task.unit = unit;
+    return own;
+  };
+  return cuda_replace_in_all("replace_dead_codes_", embed, rules, make);
+}
+
+at::Tensor cuda_replace_with_candidates_(at::TensorList embed, at::TensorList embed_avg,
+                                         at::TensorList cluster_size, at::TensorList cooldown,
+                                         at::TensorList keys, at::TensorList rows,
+                                         at::TensorList counts, at::TensorList rng,
                                          double threshold, double threshold_fraction,
                                          double reset_cluster_size, int64_t cooldown_steps,
                                          bool replace_used) {
-  const detail::CodebookState state{embed, embed_avg, cluster_size, cooldown};
   const detail::DeadCodeArguments rules{threshold, threshold_fraction, reset_cluster_size,
                                         cooldown_steps, replace_used};
-  detail::check_replace_with_candidates_(state, keys, rows, counts, rng, rules);
-  const OnDevice device(embed);
-  const auto replaced = at::empty({embed.size(0)}, counts.options());
-  std::vector<CudaRepairedCodebook> one;
-  one.emplace_back(state, rows, counts, rng, replaced);
-  one[0].candidates.use_keys(keys);
-  cuda_replace_in("replace_with_candidates_", one, rules, device);
-  return replaced;
+  const detail::CodebooksWithCandidates all{embed, embed_avg, cluster_size, cooldown,
+                                            keys,  rows,      counts,       rng};
+  detail::check_replace_with_candidates_(all, rules);
+  const auto make = [&](size_t i, at::Tensor replaced) {
+    CudaRepairedCodebook own(all.state(i), rows[i], counts[i], rng[i], std::move(replaced));
+    own.candidates.use_keys(keys[i]);
+    return own;
+  };
+  return cuda_replace_in_all("replace_with_candidates_", embed, rules, make);
 }
 
 std::tuple<at::Tensor, at::Tensor> cuda_dead_code_candidates(const at::Tensor& x,

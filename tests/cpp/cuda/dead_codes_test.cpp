@@ -4,6 +4,7 @@
 #include <torchvq/ops/replace_with_candidates_.h>
 
 #include <limits>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -294,6 +295,7 @@ TEST(CudaDeadCodes, KeysOfAnyKind) {
 struct Codebooks {
   std::vector<State> states;
   std::vector<at::Tensor> x, mask;
+  std::vector<at::Tensor> keys = {};  // if any, x are candidates with these keys
   ops::DeadCodeOptions options = {.cooldown_steps = 2};
 
   /// Codebooks of several sizes with several numbers of tokens, some of them without dead codes or
@@ -312,13 +314,18 @@ struct Codebooks {
     for (auto& state : copy.states) state = state.clone();
     return copy;
   }
+  std::vector<at::Tensor> all(at::Tensor State::* member) const {
+    std::vector<at::Tensor> found;
+    for (const auto& state : states) found.push_back(state.*member);
+    return found;
+  }
   at::Tensor step() const {
-    const auto all = [&](at::Tensor State::* member) {
-      std::vector<at::Tensor> found;
-      for (const auto& state : states) found.push_back(state.*member);
-      return found;
-    };
     const std::vector<at::Tensor> rng(states.size(), example_rng());
+    if (!keys.empty()) {
+      return ops::replace_with_candidates_(all(&State::embed), all(&State::embed_avg),
+                                           all(&State::cluster_size), all(&State::cooldown), keys,
+                                           x, all(&State::counts), rng, options);
+    }
     return ops::replace_dead_codes_(all(&State::embed), all(&State::embed_avg),
                                     all(&State::cluster_size), all(&State::cooldown), x,
                                     all(&State::counts), rng, mask, options);
@@ -371,6 +378,19 @@ TEST(CudaDeadCodes, CodebooksAndTokensOfSeveralTypes) {
   codebooks.x[4] = codebooks.x[4].to(at::kHalf);
   codebooks.x[5] = codebooks.x[5].to(at::kDouble);
   EXPECT_GT(codebooks.expect_cpu_bits(), 0);
+}
+
+TEST(CudaDeadCodes, CandidatesOfSeveralCodebooks) {
+  at::manual_seed(20);
+  for (const int64_t count : {2, 18}) {
+    Codebooks codebooks(count);
+    for (int64_t i = 0; i < count; ++i) {
+      const auto tokens = at::randn({1 + i % 2, 20, 5}).to(i % 7 == 5 ? at::kDouble : at::kFloat);
+      std::tie(codebooks.keys.emplace_back(), codebooks.x[i]) =
+          ops::dead_code_candidates(tokens, example_rng(), 1 + i % 6);
+    }
+    EXPECT_GT(codebooks.expect_cpu_bits(), 0);
+  }
 }
 
 TEST(CudaDeadCodes, OneOfSeveralCodebooksIsStrided) {
