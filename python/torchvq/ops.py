@@ -242,27 +242,31 @@ def replace_dead_codes_(
     reset_cluster_size: float = 2.0,
     cooldown_steps: int = 0,
     metric: str = "euclidean",
+    replace_used: bool = False,
 ) -> Tensor:
     """Replaces dead codes by distinct random tokens of ``x`` (H, N, D), in place; returns replaced codes per head.
 
     A code is dead if ``cluster_size`` is below ``threshold`` (or ``threshold_fraction`` of the mean, if that is more),
-    it has no token in this step (``counts``), and its ``cooldown`` is 0. The choice depends on the set of tokens and
-    ``rng``, not on their order.
+    it has no token in this step (``counts``) unless ``replace_used``, and its ``cooldown`` is 0. The choice depends on
+    the set of tokens and ``rng``, not on their order. Without any token in ``counts`` cool-downs stay.
+
+    ``torch.ops.torchvq.replace_dead_codes_`` takes lists, an entry for each of several codebooks.
     """
     return torch.ops.torchvq.replace_dead_codes_(
-        embed,
-        embed_avg,
-        cluster_size,
-        cooldown,
-        x,
-        counts,
-        rng,
-        mask=mask,
+        [embed],
+        [embed_avg],
+        [cluster_size],
+        [cooldown],
+        [x],
+        [counts],
+        [rng],
+        mask=[] if mask is None else [mask],
         threshold=threshold,
         threshold_fraction=threshold_fraction,
         reset_cluster_size=reset_cluster_size,
         cooldown_steps=cooldown_steps,
         metric=metric,
+        replace_used=replace_used,
     )
 
 
@@ -290,21 +294,23 @@ def replace_with_candidates_(
     threshold_fraction: float = 0.0,
     reset_cluster_size: float = 2.0,
     cooldown_steps: int = 0,
+    replace_used: bool = False,
 ) -> Tensor:
     """Second half of :func:`replace_dead_codes_`: replaces dead codes by given candidates, in place."""
     return torch.ops.torchvq.replace_with_candidates_(
-        embed,
-        embed_avg,
-        cluster_size,
-        cooldown,
-        keys,
-        rows,
-        counts,
-        rng,
+        [embed],
+        [embed_avg],
+        [cluster_size],
+        [cooldown],
+        [keys],
+        [rows],
+        [counts],
+        [rng],
         threshold=threshold,
         threshold_fraction=threshold_fraction,
         reset_cluster_size=reset_cluster_size,
         cooldown_steps=cooldown_steps,
+        replace_used=replace_used,
     )
 
 

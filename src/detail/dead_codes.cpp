@@ -77,8 +77,13 @@ at::Tensor dead_code_limits(const at::Tensor& cluster_size, double threshold,
 }
 
 at::Tensor dead_codes(const CodebookState& state, const at::Tensor& counts,
-                      const at::Tensor& limits) {
-  return state.cluster_size.lt(limits).logical_and(counts.eq(0)).logical_and(state.cooldown.eq(0));
+                      const at::Tensor& limits, bool replace_used) {
+  const auto rare = state.cluster_size.lt(limits).logical_and(state.cooldown.eq(0));
+  return replace_used ? rare : rare.logical_and(counts.eq(0));
+}
+
+void count_down(const at::Tensor& cooldown, const at::Tensor& counts) {
+  cooldown.sub_(counts.any().to(cooldown.scalar_type())).clamp_min_(0);
 }
 
 at::Tensor enough_candidates(const CodebookState& state, const at::Tensor& dead,

@@ -21,10 +21,10 @@ std::pair<at::Tensor, at::Tensor> select_candidates(const at::Tensor& x, const a
 
 /// State changed by replace_codes(), see replace_dead_codes_().
 struct CodebookState {
-  at::Tensor& embed;
-  at::Tensor& embed_avg;
-  at::Tensor& cluster_size;
-  at::Tensor& cooldown;
+  const at::Tensor& embed;
+  const at::Tensor& embed_avg;
+  const at::Tensor& cluster_size;
+  const at::Tensor& cooldown;
 };
 
 /// Cluster size below which a code is dead, (H, 1), float64: the threshold, or the fraction of the
@@ -32,9 +32,13 @@ struct CodebookState {
 at::Tensor dead_code_limits(const at::Tensor& cluster_size, double threshold,
                             double threshold_fraction);
 
-/// Dead codes, bool (H, K): few tokens, none in this step, and not cooling down.
+/// Dead codes, bool (H, K): few tokens, none in this step unless `replace_used`, and not cooling
+/// down.
 at::Tensor dead_codes(const CodebookState& state, const at::Tensor& counts,
-                      const at::Tensor& limits);
+                      const at::Tensor& limits, bool replace_used);
+
+/// Cool-downs fall by 1 to 0 in a step that has a token; reads nothing on the host.
+void count_down(const at::Tensor& cooldown, const at::Tensor& counts);
 
 /// (H,) bool: whether at least as many candidates as dead codes differ from every live code.
 at::Tensor enough_candidates(const CodebookState& state, const at::Tensor& dead,

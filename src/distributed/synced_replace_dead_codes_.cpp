@@ -37,13 +37,7 @@ struct Arguments {
   bool due = true;
 };
 
-/// The tensors that detail::CodebookState refers to.
-struct OneState {
-  at::Tensor embed, embed_avg, cluster_size, cooldown;
-  detail::CodebookState refer() { return {embed, embed_avg, cluster_size, cooldown}; }
-};
-
-OneState state_of(const Arguments& arguments, size_t codebook) {
+detail::CodebookState state_of(const Arguments& arguments, size_t codebook) {
   const auto& states = arguments.states;
   return {states.embed[codebook], states.embed_avg[codebook], states.cluster_size[codebook],
           states.cooldown[codebook]};
@@ -64,10 +58,10 @@ bool check_dead_code_arguments(const Arguments& arguments, std::string_view metr
   bool unit = false;
   for (size_t level = 0; level < arguments.levels.size(); ++level) {
     const auto c = arguments.levels.codebook(level);
-    auto state = state_of(arguments, c);
-    unit = detail::check_replace_dead_codes_(
-        state.refer(), arguments.levels.x[level], arguments.counts[c], arguments.rng[c],
-        arguments.levels.mask_of(level), arguments.dead, metric);
+    const auto state = state_of(arguments, c);
+    unit = detail::check_replace_dead_codes_(state, arguments.levels.x[level], arguments.counts[c],
+                                             arguments.rng[c], arguments.levels.mask_of(level),
+                                             arguments.dead, metric);
   }
   return unit;
 }
@@ -81,10 +75,10 @@ struct DeadCodes {
 std::vector<DeadCodes> find_dead_codes(const Arguments& arguments) {
   std::vector<DeadCodes> all;
   for (size_t c = 0; c < arguments.states.embed.size(); ++c) {
-    auto state = state_of(arguments, c);
+    const auto state = state_of(arguments, c);
     auto limits = detail::dead_code_limits(state.cluster_size, arguments.dead.threshold,
                                            arguments.dead.threshold_fraction);
-    auto dead = detail::dead_codes(state.refer(), arguments.counts[c], limits);
+    auto dead = detail::dead_codes(state, arguments.counts[c], limits, arguments.dead.replace_used);
     all.push_back({std::move(limits), std::move(dead)});
   }
   return all;
@@ -126,8 +120,8 @@ Offered unpack_offered(const Arguments& arguments, const std::vector<DeadCodes>&
     const auto size = offered_words(shape, count);
     auto [candidates, complete] = unpack_offers(words.narrow(1, begin, size), shape, count);
     begin += size;
-    auto state = state_of(arguments, c);
-    found.sufficient[c] = detail::enough_candidates(state.refer(), codes[c].dead, candidates.keys,
+    const auto state = state_of(arguments, c);
+    found.sufficient[c] = detail::enough_candidates(state, codes[c].dead, candidates.keys,
                                                     candidates.rows, arguments.rng[c])
                               .logical_or(complete)
                               .all();
@@ -197,6 +191,30 @@ void complete_candidates(const Group& group, const Arguments& arguments, Repair&
     repair.candidates[missing[i]] = std::move(gathered[i]);
 }
 
+/// Replaces the dead codes of the chosen codebooks; returns replaced codes per head.
+at::Tensor replace_chosen(const Arguments& arguments, const Repair& repair) {
+  const auto& rules = arguments.dead;
+  const ops::DeadCodeOptions options = {.threshold = rules.threshold,
+                                        .threshold_fraction = rules.threshold_fraction,
+                                        .reset_cluster_size = rules.reset_cluster_size,
+                                        .cooldown_steps = rules.cooldown_steps,
+                                        .replace_used = rules.replace_used};
+  const auto of_chosen = [&](at::TensorList all) {
+    std::vector<at::Tensor> chosen;
+    for (const auto c : repair.chosen) chosen.push_back(all[c]);
+    return chosen;
+  };
+  std::vector<at::Tensor> keys, rows;
+  for (const auto c : repair.chosen) {
+    keys.push_back(repair.candidates[c].keys);
+    rows.push_back(repair.candidates[c].rows);
+  }
+  const auto& [embed, embed_avg, cluster_size, cooldown] = arguments.states;
+  return ops::replace_with_candidates_(
+      of_chosen(embed), of_chosen(embed_avg), of_chosen(cluster_size), of_chosen(cooldown), keys,
+      rows, of_chosen(arguments.counts), of_chosen(arguments.rng), options);
+}
+
 at::Tensor replace(const Group& group, const Arguments& arguments, bool unit) {
   const auto codes = find_dead_codes(arguments);
   Repair repair{{}, std::vector<Candidates>(codes.size())};
@@ -204,25 +222,22 @@ at::Tensor replace(const Group& group, const Arguments& arguments, bool unit) {
   complete_candidates(group, arguments, repair, unit);
 
   // No state has changed so far, and nothing below can fail.
-  const auto& dead = arguments.dead;
-  const ops::DeadCodeOptions options = {.threshold = dead.threshold,
-                                        .threshold_fraction = dead.threshold_fraction,
-                                        .reset_cluster_size = dead.reset_cluster_size,
-                                        .cooldown_steps = dead.cooldown_steps};
-  std::vector<at::Tensor> replaced;
+  const bool any = !repair.chosen.empty();
+  const auto replaced = any ? replace_chosen(arguments, repair) : at::Tensor();
+  std::vector<at::Tensor> parts;
+  int64_t from = 0;
   for (size_t c = 0; c < codes.size(); ++c) {
-    auto state = state_of(arguments, c);
+    const auto& counts = arguments.counts[c];
+    const int64_t heads = counts.size(0);
     if (std::find(repair.chosen.begin(), repair.chosen.end(), c) == repair.chosen.end()) {
-      state.cooldown.sub_(1).clamp_min_(0);
-      replaced.push_back(arguments.counts[c].new_zeros({arguments.counts[c].size(0)}));
-      continue;
+      detail::count_down(arguments.states.cooldown[c], counts);
+      parts.push_back(counts.new_zeros({heads}));
+    } else {
+      parts.push_back(replaced.narrow(0, from, heads));
+      from += heads;
     }
-    const auto& [keys, rows] = repair.candidates[c];
-    replaced.push_back(ops::replace_with_candidates_(
-        state.embed, state.embed_avg, state.cluster_size, state.cooldown, keys, rows,
-        arguments.counts[c], arguments.rng[c], options));
   }
-  return at::cat(replaced);
+  return at::cat(parts);
 }
 
 // Kernels -----------------------------------------------------------------------------------------
@@ -231,7 +246,7 @@ using SyncedReplaceDeadCodesSignature = at::Tensor(
     at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
     at::TensorList, at::TensorList, at::IntArrayRef, double, double, double, int64_t,
     std::string_view, std::string_view, std::string_view, const std::optional<at::Tensor>&,
-    std::string_view, const std::optional<at::Tensor>&);
+    std::string_view, const std::optional<at::Tensor>&, bool);
 
 at::Tensor synced_replace_dead_codes_any(
     at::TensorList embed, at::TensorList embed_avg, at::TensorList cluster_size,
@@ -239,15 +254,16 @@ at::Tensor synced_replace_dead_codes_any(
     at::TensorList mask, at::IntArrayRef codebooks, double threshold, double threshold_fraction,
     double reset_cluster_size, int64_t cooldown_steps, std::string_view metric,
     std::string_view group_name, std::string_view label, const std::optional<at::Tensor>& offered,
-    std::string_view reduction, const std::optional<at::Tensor>& due) {
-  const Arguments arguments{{embed, embed_avg, cluster_size, cooldown},
-                            {x, mask, codebooks},
-                            counts,
-                            rng,
-                            {threshold, threshold_fraction, reset_cluster_size, cooldown_steps},
-                            offered.value_or(at::Tensor()),
-                            reduction == "exact",
-                            !due.has_value() || due->item<bool>()};
+    std::string_view reduction, const std::optional<at::Tensor>& due, bool replace_used) {
+  const Arguments arguments{
+      {embed, embed_avg, cluster_size, cooldown},
+      {x, mask, codebooks},
+      counts,
+      rng,
+      {threshold, threshold_fraction, reset_cluster_size, cooldown_steps, replace_used},
+      offered.value_or(at::Tensor()),
+      reduction == "exact",
+      !due.has_value() || due->item<bool>()};
   const bool unit = check_dead_code_arguments(arguments, metric);
   return replace(Group(group_name, {std::string(label), rng[0]}), arguments, unit);
 }
@@ -259,15 +275,16 @@ at::Tensor synced_replace_dead_codes_meta(
     double reset_cluster_size, int64_t cooldown_steps, std::string_view metric,
     std::string_view /*group_name*/, std::string_view /*label*/,
     const std::optional<at::Tensor>& /*offered*/, std::string_view /*reduction*/,
-    const std::optional<at::Tensor>& /*due*/) {
-  check_dead_code_arguments({{embed, embed_avg, cluster_size, cooldown},
-                             {x, mask, codebooks},
-                             counts,
-                             rng,
-                             {threshold, threshold_fraction, reset_cluster_size, cooldown_steps},
-                             {},
-                             true},
-                            metric);
+    const std::optional<at::Tensor>& /*due*/, bool replace_used) {
+  check_dead_code_arguments(
+      {{embed, embed_avg, cluster_size, cooldown},
+       {x, mask, codebooks},
+       counts,
+       rng,
+       {threshold, threshold_fraction, reset_cluster_size, cooldown_steps, replace_used},
+       {},
+       true},
+      metric);
   c10::SymInt heads = 0;
   for (const auto& one : embed) heads = heads + one.sym_size(0);
   return counts[0].new_empty_symint({heads});
@@ -284,7 +301,7 @@ at::Tensor synced_replace_dead_codes_(const CodebookStates& states, at::TensorLi
   return op.call(states.embed, states.embed_avg, states.cluster_size, states.cooldown, x, counts,
                  rng, options.mask, options.codebooks, dead.threshold, dead.threshold_fraction,
                  dead.reset_cluster_size, dead.cooldown_steps, dead.metric, options.group_name,
-                 options.label, options.offered, options.reduction, options.due);
+                 options.label, options.offered, options.reduction, options.due, dead.replace_used);
 }
 
 }  // namespace torchvq::distributed
@@ -297,7 +314,8 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "codebooks=[], "
       "float threshold, float threshold_fraction=0, float reset_cluster_size, int cooldown_steps, "
       "str metric=\"euclidean\", str group_name=\"\", str label=\"quantizer\", "
-      "Tensor? offered=None, str reduction=\"exact\", Tensor? due=None) -> Tensor replaced",
+      "Tensor? offered=None, str reduction=\"exact\", Tensor? due=None, bool replace_used=False) "
+      "-> Tensor replaced",
       torchvq::detail::waits());
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
@@ -189,12 +190,15 @@ ops::DeadCodeOptions dead_code_options(const LearnCodebooksOptions& options) {
           .threshold_fraction = options.threshold_fraction(),
           .reset_cluster_size = options.reset_cluster_size(),
           .cooldown_steps = kCooldownSteps,
-          .metric = options.metric()};
+          .metric = options.metric(),
+          // In the reference a code may be replaced in the same step that used it.
+          .replace_used = options.vqp_compat()};
 }
 
-void replace_synced(const std::vector<CodebookState>& states, const std::vector<StepTokens>& tokens,
-                    const Tensors& wide, const Tensors& counts,
-                    const LearnCodebooksOptions& options, const Exchanged& exchanged) {
+at::Tensor replace_synced(const distributed::CodebookStates& state, const Tensors& x,
+                          const std::vector<StepTokens>& tokens, const Tensors& counts,
+                          const Tensors& rng, const LearnCodebooksOptions& options,
+                          const Exchanged& exchanged) {
   distributed::SyncedDeadCodeOptions synced;
   static_cast<distributed::SyncOptions&>(synced) = options.ranks();
   synced.mask = masks_of(tokens);
@@ -202,46 +206,33 @@ void replace_synced(const std::vector<CodebookState>& states, const std::vector<
   if (exchanged.offered.defined()) synced.offered = exchanged.offered;
   if (exchanged.due.defined()) synced.due = exchanged.due;
   synced.reduction = options.ranks().reduction;
+  return distributed::synced_replace_dead_codes_(state, x, counts, rng, synced);
+}
+
+/// Replaces dead codes by tokens.
+void replace(const std::vector<CodebookState>& states, const std::vector<StepTokens>& tokens,
+             const Tensors& wide, const Tensors& counts, const LearnCodebooksOptions& options,
+             const Exchanged& exchanged) {
   Tensors x;
   for (const auto& level : tokens) x.push_back(level.x);
   const auto embed_avg = member_of(states, &CodebookState::embed_avg);
   const auto cluster_size = member_of(states, &CodebookState::cluster_size);
   const auto cooldown = member_of(states, &CodebookState::cooldown);
-  const auto replaced = distributed::synced_replace_dead_codes_(
-      {wide, embed_avg, cluster_size, cooldown}, x, counts, generators(states, exchanged), synced);
+  const auto rng = generators(states, exchanged);
+  const auto replaced =
+      options.ranks().alone()
+          ? ops::replace_dead_codes_(wide, embed_avg, cluster_size, cooldown, x, counts, rng,
+                                     masks_of(tokens), dead_code_options(options))
+          : replace_synced({wide, embed_avg, cluster_size, cooldown}, x, tokens, counts, rng,
+                           options, exchanged);
   int64_t from = 0;
+  Tensors own;
   for (const auto& state : states) {
     const int64_t heads = state.replaced.size(0);
-    state.replaced.add_(replaced.slice(0, from, from + heads));
+    own.push_back(replaced.slice(0, from, from + heads));
     from += heads;
   }
-}
-
-/// Replaces dead codes by tokens.
-void replace(const std::vector<CodebookState>& states, const std::vector<StepTokens>& tokens,
-             const Tensors& wide, Tensors counts, const LearnCodebooksOptions& options,
-             const Exchanged& exchanged) {
-  if (options.vqp_compat()) {
-    // In the reference a code may be replaced in the same step that used it.
-    for (auto& own : counts) own = at::zeros_like(own);
-  }
-  if (!options.ranks().alone()) {
-    replace_synced(states, tokens, wide, counts, options, exchanged);
-    return;
-  }
-  const auto rng = generators(states, exchanged);
-  for (size_t i = 0; i < states.size(); ++i) {
-    const auto& state = states[i];
-    state.replaced.add_(ops::replace_dead_codes_(wide[i], state.embed_avg, state.cluster_size,
-                                                 state.cooldown, tokens[i].x, counts[i], rng[i],
-                                                 tokens[i].mask, dead_code_options(options)));
-  }
-}
-
-/// A step without tokens on any rank changes nothing: compensates the decrement of the cool-down.
-void keep_cooldown(const CodebookState& state, const at::Tensor& counts) {
-  const auto nothing = counts.sum().eq(0);
-  state.cooldown.add_(state.cooldown.gt(0).logical_and(nothing));
+  at::_foreach_add_(member_of(states, &CodebookState::replaced), own);
 }
 
 /// Completes a step after averages and codes have been updated. `counts` has an
@@ -253,7 +244,6 @@ void finish(const std::vector<CodebookState>& states, const std::vector<StepToke
     finish_compatibly(states[i], counts[i], wide[i], options);
   }
   if (!options.replaces()) return;
-  for (size_t i = 0; i < tokens.size(); ++i) keep_cooldown(states[i], counts[i]);
   const auto used = static_cast<std::ptrdiff_t>(tokens.size());
   replace({states.begin(), states.begin() + used}, tokens, {wide.begin(), wide.begin() + used},
           counts, options, exchanged);

@@ -11,6 +11,19 @@ namespace torchvq {
 
 namespace detail {
 
+void check_lists_of_codebooks(
+    const char* op, at::TensorList embed,
+    std::initializer_list<std::pair<const char*, at::TensorList>> others) {
+  TORCH_CHECK_VALUE(!embed.empty(), op, ": expected embed to hold at least 1 tensor, but got none");
+  for (const auto& [name, list] : others) {
+    TORCH_CHECK_VALUE(list.size() == embed.size(), op, ": expected ", name, " to hold ",
+                      embed.size(), " tensors (those of embed), but got ", list.size());
+  }
+  for (const auto& own : embed) {
+    check_same_device(op, "embed of the first codebook", embed[0], "embed of another", own);
+  }
+}
+
 void check_dead_code_state(const char* op, const CodebookState& state, const at::Tensor& counts,
                            const DeadCodeArguments& arguments) {
   check_codebook_state(op, state.cluster_size, state.embed_avg, state.embed);
@@ -54,22 +67,50 @@ bool check_replace_dead_codes_(const CodebookState& state, const at::Tensor& x,
   return check_metric(op, metric);
 }
 
+bool check_replace_dead_codes_(const CodebooksWithTokens& codebooks,
+                               const DeadCodeArguments& arguments, std::string_view metric) {
+  check_lists_of_codebooks("replace_dead_codes_", codebooks.embed,
+                           {{"embed_avg", codebooks.embed_avg},
+                            {"cluster_size", codebooks.cluster_size},
+                            {"cooldown", codebooks.cooldown},
+                            {"x", codebooks.x},
+                            {"counts", codebooks.counts},
+                            {"rng", codebooks.rng}});
+  if (!codebooks.mask.empty())
+    check_lists_of_codebooks("replace_dead_codes_", codebooks.embed, {{"mask", codebooks.mask}});
+  bool unit = false;
+  for (size_t i = 0; i < codebooks.size(); ++i) {
+    unit = check_replace_dead_codes_(codebooks.state(i), codebooks.x[i], codebooks.counts[i],
+                                     codebooks.rng[i], codebooks.mask_of(i), arguments, metric);
+  }
+  return unit;
+}
+
 }  // namespace detail
 
 namespace ops {
+
+at::Tensor replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
+                               at::TensorList cluster_size, at::TensorList cooldown,
+                               at::TensorList x, at::TensorList counts, at::TensorList rng,
+                               at::TensorList mask, const DeadCodeOptions& options) {
+  using Signature = at::Tensor(at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+                               at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+                               double, double, double, int64_t, std::string_view, bool);
+  static auto op = detail::op_handle<Signature>("torchvq::replace_dead_codes_");
+  return op.call(embed, embed_avg, cluster_size, cooldown, x, counts, rng, mask, options.threshold,
+                 options.threshold_fraction, options.reset_cluster_size, options.cooldown_steps,
+                 options.metric, options.replace_used);
+}
 
 at::Tensor replace_dead_codes_(at::Tensor embed, at::Tensor embed_avg, at::Tensor cluster_size,
                                at::Tensor cooldown, const at::Tensor& x, const at::Tensor& counts,
                                const at::Tensor& rng, const std::optional<at::Tensor>& mask,
                                const DeadCodeOptions& options) {
-  using Signature =
-      at::Tensor(at::Tensor&, at::Tensor&, at::Tensor&, at::Tensor&, const at::Tensor&,
-                 const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double,
-                 double, double, int64_t, std::string_view);
-  static auto op = detail::op_handle<Signature>("torchvq::replace_dead_codes_");
-  return op.call(embed, embed_avg, cluster_size, cooldown, x, counts, rng, mask, options.threshold,
-                 options.threshold_fraction, options.reset_cluster_size, options.cooldown_steps,
-                 options.metric);
+  return replace_dead_codes_(at::TensorList(embed), at::TensorList(embed_avg),
+                             at::TensorList(cluster_size), at::TensorList(cooldown),
+                             at::TensorList(x), at::TensorList(counts), at::TensorList(rng),
+                             mask ? at::TensorList(*mask) : at::TensorList(), options);
 }
 
 }  // namespace ops
@@ -78,9 +119,9 @@ at::Tensor replace_dead_codes_(at::Tensor embed, at::Tensor embed_avg, at::Tenso
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
-      "replace_dead_codes_(Tensor(a!) embed, Tensor(b!) embed_avg, Tensor(c!) cluster_size, "
-      "Tensor(d!) cooldown, "
-      "Tensor x, Tensor counts, Tensor rng, *, Tensor? mask=None, float threshold, float "
+      "replace_dead_codes_(Tensor(a!)[] embed, Tensor(b!)[] embed_avg, Tensor(c!)[] cluster_size, "
+      "Tensor(d!)[] cooldown, "
+      "Tensor[] x, Tensor[] counts, Tensor[] rng, *, Tensor[] mask, float threshold, float "
       "threshold_fraction=0, float reset_cluster_size, "
-      "int cooldown_steps, str metric=\"euclidean\") -> Tensor replaced");
+      "int cooldown_steps, str metric=\"euclidean\", bool replace_used=False) -> Tensor replaced");
 }

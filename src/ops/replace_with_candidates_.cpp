@@ -11,10 +11,14 @@ namespace torchvq {
 
 namespace detail {
 
-void check_replace_with_candidates_(const CodebookState& state, const at::Tensor& keys,
-                                    const at::Tensor& rows, const at::Tensor& counts,
-                                    const at::Tensor& rng, const DeadCodeArguments& arguments) {
-  constexpr auto op = "replace_with_candidates_";
+namespace {
+
+constexpr auto kReplaceWithCandidates = "replace_with_candidates_";
+
+void check_one(const CodebookState& state, const at::Tensor& keys, const at::Tensor& rows,
+               const at::Tensor& counts, const at::Tensor& rng,
+               const DeadCodeArguments& arguments) {
+  constexpr auto op = kReplaceWithCandidates;
   check_dead_code_state(op, state, counts, arguments);
   check_rng(op, rng);
   check_dtype(op, "keys", keys, at::kLong);
@@ -34,21 +38,49 @@ void check_replace_with_candidates_(const CodebookState& state, const at::Tensor
   check_same_device(op, "embed", state.embed, "rng", rng);
 }
 
+}  // namespace
+
+void check_replace_with_candidates_(const CodebooksWithCandidates& codebooks,
+                                    const DeadCodeArguments& arguments) {
+  check_lists_of_codebooks(kReplaceWithCandidates, codebooks.embed,
+                           {{"embed_avg", codebooks.embed_avg},
+                            {"cluster_size", codebooks.cluster_size},
+                            {"cooldown", codebooks.cooldown},
+                            {"keys", codebooks.keys},
+                            {"rows", codebooks.rows},
+                            {"counts", codebooks.counts},
+                            {"rng", codebooks.rng}});
+  for (size_t i = 0; i < codebooks.size(); ++i) {
+    check_one(codebooks.state(i), codebooks.keys[i], codebooks.rows[i], codebooks.counts[i],
+              codebooks.rng[i], arguments);
+  }
+}
+
 }  // namespace detail
 
 namespace ops {
+
+at::Tensor replace_with_candidates_(at::TensorList embed, at::TensorList embed_avg,
+                                    at::TensorList cluster_size, at::TensorList cooldown,
+                                    at::TensorList keys, at::TensorList rows, at::TensorList counts,
+                                    at::TensorList rng, const DeadCodeOptions& options) {
+  using Signature = at::Tensor(at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+                               at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+                               double, double, double, int64_t, bool);
+  static auto op = detail::op_handle<Signature>("torchvq::replace_with_candidates_");
+  return op.call(embed, embed_avg, cluster_size, cooldown, keys, rows, counts, rng,
+                 options.threshold, options.threshold_fraction, options.reset_cluster_size,
+                 options.cooldown_steps, options.replace_used);
+}
 
 at::Tensor replace_with_candidates_(at::Tensor embed, at::Tensor embed_avg, at::Tensor cluster_size,
                                     at::Tensor cooldown, const at::Tensor& keys,
                                     const at::Tensor& rows, const at::Tensor& counts,
                                     const at::Tensor& rng, const DeadCodeOptions& options) {
-  using Signature = at::Tensor(at::Tensor&, at::Tensor&, at::Tensor&, at::Tensor&,
-                               const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                               const at::Tensor&, double, double, double, int64_t);
-  static auto op = detail::op_handle<Signature>("torchvq::replace_with_candidates_");
-  return op.call(embed, embed_avg, cluster_size, cooldown, keys, rows, counts, rng,
-                 options.threshold, options.threshold_fraction, options.reset_cluster_size,
-                 options.cooldown_steps);
+  return replace_with_candidates_(at::TensorList(embed), at::TensorList(embed_avg),
+                                  at::TensorList(cluster_size), at::TensorList(cooldown),
+                                  at::TensorList(keys), at::TensorList(rows),
+                                  at::TensorList(counts), at::TensorList(rng), options);
 }
 
 }  // namespace ops
@@ -57,8 +89,8 @@ at::Tensor replace_with_candidates_(at::Tensor embed, at::Tensor embed_avg, at::
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
-      "replace_with_candidates_(Tensor(a!) embed, Tensor(b!) embed_avg, Tensor(c!) cluster_size, "
-      "Tensor(d!) cooldown, Tensor keys, Tensor rows, Tensor counts, Tensor rng, *, float "
-      "threshold, float threshold_fraction=0, "
-      "float reset_cluster_size, int cooldown_steps) -> Tensor replaced");
+      "replace_with_candidates_(Tensor(a!)[] embed, Tensor(b!)[] embed_avg, Tensor(c!)[] "
+      "cluster_size, Tensor(d!)[] cooldown, Tensor[] keys, Tensor[] rows, Tensor[] counts, "
+      "Tensor[] rng, *, float threshold, float threshold_fraction=0, float reset_cluster_size, int "
+      "cooldown_steps, bool replace_used=False) -> Tensor replaced");
 }

@@ -7,8 +7,24 @@
 
 namespace torchvq::detail {
 
-void check_replace_with_candidates_(const CodebookState& state, const at::Tensor& keys,
-                                    const at::Tensor& rows, const at::Tensor& counts,
-                                    const at::Tensor& rng, const DeadCodeArguments& arguments);
+/// Several codebooks and their candidates, a tensor each in every list.
+struct CodebooksWithCandidates {
+  at::TensorList embed;
+  at::TensorList embed_avg;
+  at::TensorList cluster_size;
+  at::TensorList cooldown;
+  at::TensorList keys;
+  at::TensorList rows;
+  at::TensorList counts;
+  at::TensorList rng;
+
+  [[nodiscard]] size_t size() const { return embed.size(); }
+  [[nodiscard]] CodebookState state(size_t codebook) const {
+    return {embed[codebook], embed_avg[codebook], cluster_size[codebook], cooldown[codebook]};
+  }
+};
+
+void check_replace_with_candidates_(const CodebooksWithCandidates& codebooks,
+                                    const DeadCodeArguments& arguments);
 
 }  // namespace torchvq::detail

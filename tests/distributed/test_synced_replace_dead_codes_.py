@@ -56,23 +56,22 @@ def synced(state: State, x: list[Tensor], mask: list[Tensor], **options: Any) ->
     )
 
 
-def one_process(state: State, x: list[Tensor], mask: list[Tensor], metric: str) -> Tensor:
-    replaced = [
-        ops.replace_dead_codes_(
-            state["embed"][c],
-            state["embed_avg"][c],
-            state["cluster_size"][c],
-            state["cooldown"][c],
-            x[c],
-            state["counts"][c],
-            state["rng"][c],
-            mask=mask[c],
-            metric=metric,
-            **DEAD,
-        )
-        for c in range(len(x))
-    ]
-    return torch.cat(replaced)
+def one_process(
+    state: State, x: list[Tensor], mask: list[Tensor], metric: str, **options: Any
+) -> Tensor:
+    return ops.replace_dead_codes_(
+        state["embed"],
+        state["embed_avg"],
+        state["cluster_size"],
+        state["cooldown"],
+        x,
+        state["counts"],
+        state["rng"],
+        mask=mask,
+        metric=metric,
+        **DEAD,
+        **options,
+    )
 
 
 def on_rank(
@@ -115,6 +114,35 @@ def test_replacement_is_that_of_one_process(ranks: Ranks, split: str, metric: st
         assert_same(state, wanted)
         assert torch.equal(replaced, number)
         assert traffic[:3] == (0, 1, 0), "one gather for all levels"
+
+
+def with_cooldowns(state: State, tokens: bool) -> State:
+    """A third of the codes is in cool-down. `tokens`: every code has one; otherwise none has."""
+    for cooldown, counts in zip(state["cooldown"], state["counts"], strict=True):
+        cooldown[:, ::3] = 2
+        counts.fill_(int(tokens))
+    return state
+
+
+def special_step(rank: int, size: int, dead: list[int], tokens: bool, used: bool) -> Any:
+    shards = [make_shard("even", rank, size, seed=level) for level in range(2)]
+    state = with_cooldowns(make_state([7, 33], dead), tokens)
+    x, mask = [shard.x for shard in shards], [shard.mask for shard in shards]
+    return state, synced(state, x, mask, group_name=group_name(), replace_used=used)
+
+
+@pytest.mark.parametrize("dead", [[0, 0], [3, 20], [0, 20]], ids=str)
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("tokens", [False, True])
+def test_steps_without_tokens_and_codes_in_use(
+    two: Ranks, dead: list[int], tokens: bool, used: bool
+):
+    wanted = with_cooldowns(make_state([7, 33], dead), tokens)
+    number = one_process(wanted, *batches("even", 2, 2), "euclidean", replace_used=used)
+    assert (number.sum() > 0) == (sum(dead) > 0 and (used or not tokens))
+    for state, replaced in two.run(special_step, 2, dead, tokens, used):
+        assert_same(state, wanted)
+        assert torch.equal(replaced, number)
 
 
 def test_no_dead_code_means_no_collective(two: Ranks):

@@ -161,7 +161,8 @@ def _by_hand() -> None:
     hits = statistics[0]
     keys, rows = _ops.dead_code_candidates(x, rng, 4)
     _ops.replace_with_candidates_(
-        codes, sums, counts, cooldown, keys, rows, hits, rng, threshold=2.0, reset_cluster_size=1.0, cooldown_steps=1
+        [codes], [sums], [counts], [cooldown], [keys], [rows], [hits], [rng], threshold=2.0,
+        reset_cluster_size=1.0, cooldown_steps=1,
     )  # fmt: skip
     _ops.merge_statistics(*statistics, *statistics)
     _ops.ema_update_(counts, sums, codes, *statistics, decay=0.8, eps=1e-5)

@@ -185,18 +185,28 @@ CASES: dict[str, Case] = {
     "ema_finish_": Case((CODES.clone(), sizes(), CODES.clone()), dict(decay=0.9, eps=1e-5)),
     "dead_code_candidates": Case((X, RNG, 7), dict(mask=MASK)),
     "dead_code_candidates cosine": Case((X, RNG, 7), COSINE),
-    "replace_dead_codes_": Case((*state(), X, COUNTS, RNG), RULES),
-    "replace_dead_codes_ cosine": Case((*state(), X, COUNTS, RNG), RULES | COSINE),
+    "replace_dead_codes_": Case(
+        tuple([part] for part in (*state(), X, COUNTS, RNG)), RULES | dict(mask=[])
+    ),
+    "replace_dead_codes_ cosine": Case(
+        tuple([part] for part in (*state(), X, COUNTS, RNG)), RULES | COSINE | dict(mask=[])
+    ),
     "replace_dead_codes_ float64": Case(
         (
-            *(part.double() if part.is_floating_point() else part for part in state()),
-            X,
-            COUNTS,
-            RNG,
+            *([part.double() if part.is_floating_point() else part] for part in state()),
+            [X],
+            [COUNTS],
+            [RNG],
         ),
-        RULES,
+        RULES | dict(mask=[]),
     ),
-    "replace_with_candidates_": Case((*state(), *CANDIDATES, COUNTS, RNG), RULES),
+    "replace_dead_codes_ two codebooks": Case(
+        tuple([part, part.clone()] for part in (*state(), X, COUNTS, RNG)),
+        RULES | dict(mask=[MASK, MASK], replace_used=True),
+    ),
+    "replace_with_candidates_": Case(
+        tuple([part] for part in (*state(), *CANDIDATES, COUNTS, RNG)), RULES
+    ),
     "synced_code_statistics": Case(
         ([X], [INDICES], [ops.code_exponents(CODES)]), dict(mask=[MASK], state=[CODES])
     ),

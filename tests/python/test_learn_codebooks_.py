@@ -32,8 +32,9 @@ def by_parts(own: list[Tensor], rng: Tensor, x: Tensor, indices: Tensor, **rules
     statistics = ops.code_statistics(x, indices, ops.code_exponents(embed))
     ops.ema_update_(sizes, averages, embed, *statistics, decay=0.8, eps=1e-5)
     if rules:
+        arguments = (embed, averages, sizes, cooldown, x, statistics[0], rng)
         replaced += ops.replace_dead_codes_(
-            embed, averages, sizes, cooldown, x, statistics[0], rng, cooldown_steps=0, **rules
+            *([part] for part in arguments), mask=[], cooldown_steps=0, **rules
         )
     return statistics[0]
 
@@ -71,6 +72,25 @@ def test_several_codebooks_are_one_after_the_other() -> None:
         by_parts(apart, rngs[seed], x, indices, threshold=1.0, reset_cluster_size=1.0)
         for a, b in zip(together[seed], apart, strict=True):
             assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("vqp_compat", [False, True])
+def test_saved_cooldowns_fall_in_steps_with_tokens_alone(vqp_compat: bool) -> None:
+    own, idle, dead = state(0), state(1), state(2)
+    for codebook in (own, idle, dead):
+        codebook[3][:, ::2] = 2
+    x, indices = tokens(1)
+    levels = [indices, indices, torch.full_like(indices, -1)]
+    masks = [torch.ones(TOKENS).bool(), torch.zeros(TOKENS).bool(), torch.ones(TOKENS).bool()]
+    rng = torch.tensor([3, 4])
+    ops.learn_codebooks_(
+        [*own, *idle, *dead], [rng] * 3, [x] * 3, levels, mask=masks, statistics=[], threshold=2.0,
+        reset_cluster_size=2.0, vqp_compat=vqp_compat,
+    )  # fmt: skip
+    expected = torch.tensor([int(k % 2 == 0) for k in range(SIZE)]).expand(HEADS, SIZE)
+    assert torch.equal(own[3], expected)
+    assert torch.equal(idle[3], 2 * expected) and torch.equal(dead[3], 2 * expected)
+    assert (own[4].sum() > 0) == vqp_compat and idle[4].sum() == 0 and dead[4].min() > 0
 
 
 def test_codebooks_without_tokens_stay_as_they_are() -> None:

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from support import any_path
 
 ops = torch.ops.torchvq
-PATHS = {"dispatched": ops.replace_dead_codes_, "any": any_path("replace_dead_codes_")}
+
+
+def of_one_codebook(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(*lists: Tensor, mask: Tensor | None = None, **rules: Any) -> Tensor:
+        return op(*([own] for own in lists), mask=[] if mask is None else [mask], **rules)
+
+    return call
+
+
+LIST_PATHS = {"dispatched": ops.replace_dead_codes_, "any": any_path("replace_dead_codes_")}
+PATHS = {name: of_one_codebook(path) for name, path in LIST_PATHS.items()}
+one_codebook = PATHS["dispatched"]
 HEADS, CODES, DIM, TOKENS = 2, 8, 3, 30
 GOOD = {"threshold": 2.0, "reset_cluster_size": 3.0, "cooldown_steps": 2}
 
@@ -28,8 +42,11 @@ def make_state(generator, dtype=torch.float32, dead=(1, 4, 6)):
 
 
 def make_batch(generator, dtype=torch.float32, tokens=TOKENS):
+    """x, counts and rng; the only code with a token is the first, and not dead."""
     x = torch.randn(HEADS, tokens, DIM, generator=generator).to(dtype)
-    return x, torch.zeros(HEADS, CODES, dtype=torch.int64), torch.tensor([7, 3])
+    counts = torch.zeros(HEADS, CODES, dtype=torch.int64)
+    counts[0, 0] = 1
+    return x, counts, torch.tensor([7, 3])
 
 
 def rows(tensor):
@@ -99,13 +116,14 @@ def test_halves_on_parts_of_a_batch_equal_the_whole(metric, generator):
     state = make_state(generator)
     other = tuple(t.clone() for t in state)
     x, counts, rng = make_batch(generator)
-    a = ops.replace_dead_codes_(*state, x, counts, rng, metric=metric, **GOOD)
+    a = one_codebook(*state, x, counts, rng, metric=metric, **GOOD)
     parts = [
         ops.dead_code_candidates(part, rng, CODES, metric=metric)
         for part in (x[:, 20:], x[:, :0], x[:, :1], x[:, 1:20], x[:, 3:5])
     ]
     keys, candidates = (torch.cat(p, 1) for p in zip(*parts, strict=True))
-    b = ops.replace_with_candidates_(*other, keys, candidates, counts, rng, **GOOD)
+    lists = ([own] for own in (*other, keys, candidates, counts, rng))
+    b = ops.replace_with_candidates_(*lists, **GOOD)
     assert torch.equal(a, b)
     for one, two in zip(state, other, strict=True):
         assert torch.equal(one, two)
@@ -170,6 +188,126 @@ def test_few_tokens(replace_dead_codes_, tokens, generator):
     assert (state[3][:, 0] == 3).all()
 
 
+def test_without_tokens_cooldowns_stay(replace_dead_codes_, generator):
+    state = make_state(generator)
+    state[3][:, :3] = torch.tensor([2, 1, 0])
+    x, counts, rng = make_batch(generator)
+    counts.zero_()
+    assert replace_dead_codes_(*state, x, counts, rng, **GOOD).tolist() == [2, 2]
+    assert state[3].tolist() == [[2, 1, 0, 0, 2, 0, 2, 0]] * HEADS
+    counts[1, 7] = 1  # of another head
+    replace_dead_codes_(*state, x, counts, rng, **GOOD)
+    assert state[3].tolist() == [[1, 0, 0, 0, 1, 0, 1, 0]] * HEADS
+
+
+def test_codes_in_use_are_replaced_on_request(replace_dead_codes_, generator):
+    state = make_state(generator)
+    x, counts, rng = make_batch(generator)
+    counts.fill_(5)
+    state[3][:, 4] = 1
+    before = state[0].clone()
+    replaced = replace_dead_codes_(*state, x, counts, rng, replace_used=True, **GOOD)
+    assert replaced.tolist() == [2, 2]
+    assert state[0].ne(before).any(-1).nonzero()[:, 1].tolist() == [1, 6] * HEADS
+
+
+def codebooks_of_all_kinds(generator):
+    """Lists of arguments: codebooks without dead codes, without tokens, of one head, other sizes and dtypes."""
+    kinds = [make_state(generator, dead=()), make_state(generator), make_state(generator)]
+    kinds.append(make_state(generator, torch.float64, dead=range(CODES)))
+    kinds.append(tuple(own[:1, :5].clone() for own in make_state(generator)))
+    kinds.append((*make_state(generator)[:3], torch.ones(HEADS, CODES, dtype=torch.long)))
+    tokens = [30, 0, 2, 30, 9, 12]
+    dtypes = [torch.float32, torch.float16, torch.float32, torch.float32, torch.float64] * 2
+    batches = [make_batch(generator, *own) for own in zip(dtypes, tokens, strict=False)]
+    calls = [(*own, *batch) for own, batch in zip(kinds, batches, strict=True)]
+    calls[4] = (*calls[4][:4], calls[4][4][:1], calls[4][5][:1, :5], torch.tensor([8, 1]))
+    return [list(column) for column in zip(*calls, strict=True)]
+
+
+@pytest.mark.parametrize("path", LIST_PATHS.values(), ids=LIST_PATHS.keys())
+@pytest.mark.parametrize("masked", [False, True])
+def test_several_codebooks_are_one_after_the_other(path, masked, generator):
+    lists = codebooks_of_all_kinds(generator)
+    apart = [[own.clone() for own in column] for column in lists]
+    mask = [torch.rand(x.shape[:2], generator=generator) < 0.5 for x in lists[4]] if masked else []
+    wanted = [
+        one_codebook(*own, mask=mask[i] if masked else None, **GOOD)
+        for i, own in enumerate(zip(*apart, strict=True))
+    ]
+    replaced = path(*lists, mask=mask, **GOOD)
+    assert torch.equal(replaced, torch.cat(wanted))
+    assert 0 < replaced.count_nonzero() < len(replaced)
+    for found, expected in zip(lists, apart, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    "path", [ops.replace_with_candidates_, any_path("replace_with_candidates_")], ids=["cpu", "any"]
+)
+def test_candidates_of_several_codebooks_are_those_of_each(path, generator):
+    lists = codebooks_of_all_kinds(generator)
+    apart = [[own.clone() for own in column] for column in lists]
+    found = [
+        ops.dead_code_candidates(x, rng, count + 1)
+        for count, (x, rng) in enumerate(zip(lists[4], lists[6], strict=True))
+    ]
+    keys, rows = zip(*found, strict=True)
+    wanted = [
+        ops.replace_with_candidates_(
+            *([own[i]] for own in (*apart[:4], keys, rows, apart[5], apart[6])), **GOOD
+        )
+        for i in range(len(keys))
+    ]
+    replaced = path(*lists[:4], keys, rows, lists[5], lists[6], **GOOD)
+    assert torch.equal(replaced, torch.cat(wanted))
+    assert 0 < replaced.count_nonzero() < len(replaced)
+    for own, expected in zip(lists, apart, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(own, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", ["keys", "rows", "counts"])
+def test_lists_of_candidates_are_as_long_as_that_of_the_codes(name, generator):
+    names = ["embed", "embed_avg", "cluster_size", "cooldown", "keys", "rows", "counts", "rng"]
+    x, counts, rng = make_batch(generator)
+    arguments = (*make_state(generator), *ops.dead_code_candidates(x, rng, 4), counts, rng)
+    lists = {own: [tensor] for own, tensor in zip(names, arguments, strict=True)}
+    lists[name] *= 2
+    with pytest.raises(
+        ValueError, match=f"replace_with_candidates_: expected {name} to hold 1 tensors"
+    ):
+        ops.replace_with_candidates_(**lists, **GOOD)
+
+
+@pytest.mark.parametrize(
+    "name", ["embed_avg", "cluster_size", "cooldown", "x", "counts", "rng", "mask"]
+)
+def test_lists_are_as_long_as_that_of_the_codes(name, generator):
+    names = ["embed", "embed_avg", "cluster_size", "cooldown", "x", "counts", "rng"]
+    arguments = (*make_state(generator), *make_batch(generator))
+    lists = {own: [tensor] for own, tensor in zip(names, arguments, strict=True)}
+    lists["mask"] = [torch.ones(TOKENS, dtype=torch.bool)]
+    lists[name] *= 2
+    with pytest.raises(ValueError, match=f"replace_dead_codes_: expected {name} to hold 1 tensors"):
+        ops.replace_dead_codes_(**lists, **GOOD)
+
+
+def test_no_codebook_is_an_error():
+    with pytest.raises(ValueError, match="expected embed to hold at least 1 tensor"):
+        ops.replace_dead_codes_(*([] for _ in range(7)), mask=[], **GOOD)
+
+
+@pytest.mark.parametrize("path", LIST_PATHS.values(), ids=LIST_PATHS.keys())
+def test_a_bad_later_codebook_changes_none(path, generator):
+    lists = codebooks_of_all_kinds(generator)
+    before = [[own.clone() for own in column] for column in lists]
+    lists[4][5] = lists[4][5][..., 1:]
+    with pytest.raises(ValueError, match="replace_dead_codes_: expected x to have size 3"):
+        path(*lists, mask=[], **GOOD)
+    for found, expected in zip(lists[:4], before, strict=False):
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def test_choice_is_uniform_over_tokens():
     """Chi-square over steps: every one of 10 tokens replaces the one dead code equally often."""
     x = torch.arange(10.0)[None, :, None] + 1
@@ -186,8 +324,8 @@ def test_state_of_any_stride_is_written(generator):
     state = make_state(generator)
     strided = tuple(t.mT.contiguous().mT for t in state)
     x, counts, rng = make_batch(generator)
-    ops.replace_dead_codes_(*state, x, counts, rng, **GOOD)
-    ops.replace_dead_codes_(*strided, x, counts, rng, **GOOD)
+    one_codebook(*state, x, counts, rng, **GOOD)
+    one_codebook(*strided, x, counts, rng, **GOOD)
     for a, b in zip(state, strided, strict=True):
         assert torch.equal(a, b)
 
@@ -201,16 +339,16 @@ def test_opcheck_and_compile(generator):
         "test_faketensor",
         "test_aot_dispatch_dynamic",
     )
-    torch.library.opcheck(
-        ops.replace_dead_codes_.default, (*state, x, counts, rng), GOOD, test_utils=tests
-    )
+    codebooks = [[own, own.clone()] for own in (*state, x, counts, rng)]
+    rules = GOOD | {"mask": []}
+    torch.library.opcheck(ops.replace_dead_codes_.default, codebooks, rules, test_utils=tests)
     torch.library.opcheck(ops.dead_code_candidates.default, (x, rng, 4), test_utils=tests)
     keys, candidates = ops.dead_code_candidates(x, rng, CODES)
-    arguments = (*state, keys, candidates, counts, rng)
-    torch.library.opcheck(ops.replace_with_candidates_.default, arguments, GOOD, test_utils=tests)
+    lists = [[own, own.clone()] for own in (*state, keys, candidates, counts, rng)]
+    torch.library.opcheck(ops.replace_with_candidates_.default, lists, GOOD, test_utils=tests)
 
     def step(*state):
-        return ops.replace_dead_codes_(*state, x, counts, rng, **GOOD) + 1
+        return one_codebook(*state, x, counts, rng, **GOOD) + 1
 
     eager, compiled = (tuple(t.clone() for t in state) for _ in range(2))
     assert torch.equal(

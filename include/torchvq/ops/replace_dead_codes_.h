@@ -26,17 +26,22 @@ struct DeadCodeOptions {
   /// "euclidean", or "cosine": tokens become codes as unit vectors, and zero tokens never become
   /// codes. Default: "euclidean".
   std::string metric = "euclidean";
+  /// Whether codes with tokens in this step can be dead, as in vector-quantize-pytorch.
+  /// Default: false.
+  bool replace_used = false;
 };
 
 /// Replaces dead codes by distinct tokens of the batch, drawn at random.
 ///
-/// Formula      dead[k] = cluster_size[k] < threshold and counts[k] == 0 and cooldown[k] == 0
+/// Formula      dead[k] = cluster_size[k] < threshold and cooldown[k] == 0 and
+///                        (counts[k] == 0 or replace_used)
 ///              candidates: distinct usable tokens by rising key, key = hash(bits of the vector,
 ///              seed, step, head), without tokens that equal a live code. Dead codes take them in
 ///              the order of their index; if there are fewer candidates than dead codes, the codes
 ///              with the smallest cluster_size take them and the rest stay. A replaced code: embed
 ///              = token, cluster_size = reset_cluster_size, embed_avg = token * reset_cluster_size,
-///              cooldown = cooldown_steps. Other cooldowns count down by 1 to 0.
+///              cooldown = cooldown_steps. Other cooldowns count down by 1 to 0 if any code has a
+///              token in this step.
 /// Paper        Zeghidour et al. 2021, SoundStream, arXiv:2107.03312, section III-C
 ///
 /// @param embed         (H, K, D), float32 or float64; changed in place, like the next three.
@@ -50,7 +55,7 @@ struct DeadCodeOptions {
 /// @return              codes replaced per head, (H,), int64.
 ///
 /// Gradient     none; autograd is told that the state changed.
-/// Empty        N == 0 replaces nothing; cooldowns count down.
+/// Empty        N == 0 replaces nothing.
 /// Non-finite   tokens with NaN or infinity are no candidates.
 /// Determinism  does not depend on the order of tokens, nor, with the two functions below, on their
 ///              split over ranks.
@@ -61,6 +66,18 @@ TORCHVQ_API at::Tensor replace_dead_codes_(at::Tensor embed, at::Tensor embed_av
                                            const at::Tensor& x, const at::Tensor& counts,
                                            const at::Tensor& rng,
                                            const std::optional<at::Tensor>& mask = std::nullopt,
+                                           const DeadCodeOptions& options = {});
+
+/// The same for several codebooks, of any sizes and dtypes, each of which has an entry in every
+/// list: the result of one call after the other. On a GPU up to 16 alike in dtype take the launches
+/// of one. No codebook may occur twice.
+///
+/// @param mask  one for each codebook, or none: all tokens are real.
+/// @return      codes replaced per head, codebook after codebook, int64.
+TORCHVQ_API at::Tensor replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
+                                           at::TensorList cluster_size, at::TensorList cooldown,
+                                           at::TensorList x, at::TensorList counts,
+                                           at::TensorList rng, at::TensorList mask = {},
                                            const DeadCodeOptions& options = {});
 
 }  // namespace torchvq::ops

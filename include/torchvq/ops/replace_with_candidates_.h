@@ -20,4 +20,13 @@ TORCHVQ_API at::Tensor replace_with_candidates_(at::Tensor embed, at::Tensor emb
                                                 const at::Tensor& counts, const at::Tensor& rng,
                                                 const DeadCodeOptions& options = {});
 
+/// The same for several codebooks, as replace_dead_codes_() of lists; numbers of candidates may
+/// differ.
+TORCHVQ_API at::Tensor replace_with_candidates_(at::TensorList embed, at::TensorList embed_avg,
+                                                at::TensorList cluster_size,
+                                                at::TensorList cooldown, at::TensorList keys,
+                                                at::TensorList rows, at::TensorList counts,
+                                                at::TensorList rng,
+                                                const DeadCodeOptions& options = {});
+
 }  // namespace torchvq::ops

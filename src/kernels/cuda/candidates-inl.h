@@ -7,6 +7,7 @@
 #include "kernels/cuda/code_totals-inl.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/dead_codes.h"
+#include "kernels/cuda/steps-inl.h"
 #include "kernels/random.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
@@ -50,7 +51,8 @@ struct Bins {
   }
 };
 
-__global__ void __launch_bounds__(kCandidateThreads) clear_table(CandidateTask task) {
+__global__ void __launch_bounds__(kCandidateThreads) clear_table(Tasks<CandidateTask> tasks) {
+  const CandidateTask& task = tasks.of[blockIdx.y];
   const int64_t words = task.slots + kCandidateBinWords;
   for (int64_t i = grid_thread(); i < task.heads * words; i += grid_threads()) {
     const int64_t head = i / words, at = i % words;
@@ -131,7 +133,8 @@ __device__ uint64_t key_of_row(const Value& value, int64_t dim, uint64_t hash, i
 
 /// One warp per row without a key.
 template <typename X>
-__global__ void __launch_bounds__(kCandidateThreads, 2) add_rows(CandidateTask task) {
+__global__ void __launch_bounds__(kCandidateThreads, 2) add_rows(Tasks<CandidateTask> tasks) {
+  const CandidateTask& task = tasks.of[blockIdx.y];
   const X* x = static_cast<const X*>(task.x);
   const uint64_t hash = hash_key(task);
   for (int64_t row = grid_warp(); row < task.heads * task.rows; row += grid_warps()) {
@@ -154,7 +157,8 @@ __global__ void __launch_bounds__(kCandidateThreads, 2) add_rows(CandidateTask t
 }
 
 /// One thread per row with a key.
-__global__ void __launch_bounds__(kCandidateThreads) add_keys(CandidateTask task) {
+__global__ void __launch_bounds__(kCandidateThreads) add_keys(Tasks<CandidateTask> tasks) {
+  const CandidateTask& task = tasks.of[blockIdx.y];
   for (int64_t row = grid_thread(); row < task.heads * task.rows; row += grid_threads()) {
     const int64_t head = row / task.rows;
     if (wanted_of(task, head) == 0) continue;
@@ -179,7 +183,8 @@ __device__ int64_t sum_before(int64_t value) {
 }
 
 /// One block per head: the number of candidates found, and where the keys of each bin begin.
-__global__ void __launch_bounds__(kSizeThreads, 1) place_bins(CandidateTask task) {
+__global__ void __launch_bounds__(kSizeThreads, 1) place_bins(Tasks<CandidateTask> tasks) {
+  const CandidateTask& task = tasks.of[blockIdx.y];
   constexpr int64_t kEach = kCandidateBins / kSizeThreads;
   for (int64_t head = blockIdx.x; head < task.heads; head += gridDim.x) {
     const int64_t wanted = wanted_of(task, head);
@@ -206,7 +211,8 @@ __global__ void __launch_bounds__(kSizeThreads, 1) place_bins(CandidateTask task
 }
 
 /// One thread per slot of the table: lists the keys of the bins with the smallest keys, bin by bin.
-__global__ void __launch_bounds__(kCandidateThreads) list_keys(CandidateTask task) {
+__global__ void __launch_bounds__(kCandidateThreads) list_keys(Tasks<CandidateTask> tasks) {
+  const CandidateTask& task = tasks.of[blockIdx.y];
   for (int64_t slot = grid_thread(); slot < task.heads * task.slots; slot += grid_threads()) {
     const int64_t head = slot / task.slots;
     if (wanted_of(task, head) == 0 || task.found[head] == 0) continue;
@@ -222,10 +228,11 @@ __global__ void __launch_bounds__(kCandidateThreads) list_keys(CandidateTask tas
   }
 }
 
-/// One thread per listed key: its rank among the keys. `sorted` (heads, most), or null,
-/// receives the keys by rank.
+/// One thread per listed key: its rank among the keys. `sorted` (heads, most) of a single task, or
+/// null, receives the keys by rank.
 __global__ void __launch_bounds__(kCandidateThreads)
-    order_keys(CandidateTask task, int64_t* sorted) {
+    order_keys(Tasks<CandidateTask> tasks, int64_t* sorted) {
+  const CandidateTask& task = tasks.of[blockIdx.y];
   for (int64_t item = grid_thread(); item < task.heads * task.rows; item += grid_threads()) {
     const int64_t head = item / task.rows, first = head * task.rows;
     if (wanted_of(task, head) == 0) continue;
@@ -242,18 +249,45 @@ __global__ void __launch_bounds__(kCandidateThreads)
   }
 }
 
+using Candidates = Tasks<CandidateTask>;
+
+/// Blocks of `threads` for the largest size(task), in each task.
+template <typename Task, typename Size>
+Grid grid_of(const Tasks<Task>& tasks, unsigned threads, const Size& size) {
+  return {blocks_for(tasks.most(size), threads), tasks.count};
+}
+
+inline int64_t candidate_rows(const CandidateTask& task) { return task.heads * task.rows; }
+
+inline void clear(const Candidates& tasks, Steps& steps) {
+  const auto words = [](const CandidateTask& task) {
+    return task.heads * (task.slots + kCandidateBinWords);
+  };
+  steps.run(clear_table, grid_of(tasks, kCandidateThreads, words), kCandidateThreads, 0, tasks);
+}
+
+/// Enters the rows into the cleared table.
+template <typename X>
+void fill(const Candidates& tasks, Steps& steps) {
+  if (tasks.most(candidate_rows) == 0) return;
+  if (tasks.of[0].keys != nullptr) {
+    const Grid grid = grid_of(tasks, kCandidateThreads, candidate_rows);
+    steps.run(add_keys, grid, kCandidateThreads, 0, tasks);
+  } else {
+    const Grid grid = grid_of(tasks, kCandidateThreads / kWarp, candidate_rows);
+    steps.run(add_rows<X>, grid, kCandidateThreads, 0, tasks);
+  }
+}
+
 /// Chooses the rows from the filled table.
-inline Error choose(const CandidateTask& task, int64_t* sorted, const Queue& queue) {
-  if (const auto error =
-          launch(place_bins, queue, blocks_for(task.heads, 1), kSizeThreads, 0, task))
-    return error;
-  if (task.rows == 0) return nullptr;
-  if (const auto error =
-          launch(list_keys, queue, blocks_for(task.heads * task.slots, kCandidateThreads),
-                 kCandidateThreads, 0, task))
-    return error;
-  return launch(order_keys, queue, blocks_for(task.heads * task.rows, kCandidateThreads),
-                kCandidateThreads, 0, task, sorted);
+inline void choose(const Candidates& tasks, int64_t* sorted, Steps& steps) {
+  const auto heads = [](const CandidateTask& task) { return task.heads; };
+  steps.run(place_bins, grid_of(tasks, 1, heads), kSizeThreads, 0, tasks);
+  if (tasks.most(candidate_rows) == 0) return;
+  const auto slots = [](const CandidateTask& task) { return task.heads * task.slots; };
+  steps.run(list_keys, grid_of(tasks, kCandidateThreads, slots), kCandidateThreads, 0, tasks);
+  steps.run(order_keys, grid_of(tasks, kCandidateThreads, candidate_rows), kCandidateThreads, 0,
+            tasks, sorted);
 }
 
 }  // namespace

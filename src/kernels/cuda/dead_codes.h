@@ -1,12 +1,14 @@
 // Replacement of dead codes as in src/detail/dead_codes.cpp, but without a sort: distinct tokens
 // are found by a hash table of their keys, and the smallest keys by a histogram of their leading
-// bits. Nothing is read on the host; for a head without a dead code, the launches end at once.
+// bits. Nothing is read on the host; for a head without a dead code, the launches end at once. Up to
+// kMostTasks codebooks share the launches.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/cuda/element_type.h"
 #include "kernels/cuda/namespace.h"
+#include "kernels/cuda/tasks.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
@@ -14,21 +16,21 @@ namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 struct CandidateTask {
   const void* x = nullptr;                 ///< (heads, rows, dim)
   ElementType type = ElementType::kFloat;  ///< of x
+  bool unit = false;                       ///< rows become unit vectors; zero rows are left out
   const bool* mask = nullptr;              ///< (heads, rows), true for real tokens, or null: all
   const int64_t* keys = nullptr;           ///< (heads, rows) if x has keys already, or null
-  bool unit = false;                       ///< rows become unit vectors; zero rows are left out
   const int64_t* rng = nullptr;            ///< (seed, step)
   uint64_t purpose = 0;
   int64_t heads = 0, rows = 0, dim = 0;
-  int64_t most = 0;                 ///< limit of candidates per head
-  const int64_t* wanted = nullptr;  ///< (heads,): candidates wanted, at most `most`; null: `most`
-  int64_t* found = nullptr;         ///< (heads,): candidates found, at most those wanted
-  int64_t* chosen = nullptr;        ///< (heads, most): their rows, by ascending key
+  int64_t most = 0;           ///< limit of candidates per head
+  int64_t* wanted = nullptr;  ///< (heads,): candidates wanted, at most `most`; null: `most`
+  int64_t* found = nullptr;   ///< (heads,): candidates found, at most those wanted
+  int64_t* chosen = nullptr;  ///< (heads, most): their rows, by ascending key
   // Scratch.
   int64_t slots = 0;                ///< of a head's table, see candidate_slots()
   uint64_t* table_keys = nullptr;   ///< (heads, slots)
   uint64_t* table_rows = nullptr;   ///< (heads, slots)
-  int64_t* bins = nullptr;          ///< (heads, 3 * kCandidateBins + 2)
+  int64_t* bins = nullptr;          ///< (heads, kCandidateBinWords)
   uint64_t* listed_keys = nullptr;  ///< (heads, rows)
   uint64_t* listed_rows = nullptr;  ///< (heads, rows)
 };
@@ -50,32 +52,28 @@ constexpr int64_t candidate_slots(int64_t rows, int64_t codes) {
 Error dead_code_candidates(const CandidateTask& task, int64_t* keys, void* values,
                            const Queue& queue);
 
-/// Criteria for dead codes, and the state of replaced ones.
+/// A codebook with its criteria for dead codes, and the candidates that replace them. State in
+/// float or double.
+template <typename T>
 struct DeadCodeTask {
-  const int64_t* counts = nullptr;  ///< (heads, size)
-  int64_t size = 0;
+  /// `most` is the number of codes; `wanted` is scratch, the number of dead codes; `found` is the
+  /// result of the operator, the number of replaced codes.
+  CandidateTask candidates;
+  T *cluster_size = nullptr, *embed_avg = nullptr, *embed = nullptr;  ///< the last two with dim
+  void* cooldown = nullptr;                                           ///< (heads, most)
+  const int64_t* counts = nullptr;                                    ///< (heads, most)
   double threshold = 0, threshold_fraction = 0, reset_cluster_size = 0;
-  void* cooldown = nullptr;    ///< (heads, size)
+  int32_t cooldown_steps = 0;
   bool long_cooldown = false;  ///< int64; otherwise int32
-  int64_t cooldown_steps = 0;
+  bool replace_used = false;   ///< codes with tokens can be dead
   // Scratch.
-  double* dead_sizes = nullptr;  ///< (heads, size): cluster size of a dead code; otherwise infinity
+  double* dead_sizes = nullptr;  ///< (heads, most): cluster size of a dead code; otherwise infinity
   double* reset = nullptr;       ///< (heads,): cluster size of a replaced code
-  int64_t* dead = nullptr;       ///< (heads,): number of dead codes; `wanted` of the candidates
   int64_t* last = nullptr;       ///< (heads,): the last dead code that is replaced
 };
 
-/// The state, in float or double: cluster_size (heads, size), embed_avg and
-/// embed (heads, size, dim).
-template <typename T>
-struct DeadCodeState {
-  T *cluster_size = nullptr, *embed_avg = nullptr, *embed = nullptr;
-};
-
-/// candidates.found is the result of the operator: the number of replaced codes per head.
-Error replace_dead_codes(const DeadCodeTask& task, const CandidateTask& candidates,
-                         const DeadCodeState<float>& state, const Queue& queue);
-Error replace_dead_codes(const DeadCodeTask& task, const CandidateTask& candidates,
-                         const DeadCodeState<double>& state, const Queue& queue);
+/// Either all codebooks or none have candidates with keys; `type` is the same for all.
+Error replace_dead_codes(const Tasks<DeadCodeTask<float>>& tasks, const Queue& queue);
+Error replace_dead_codes(const Tasks<DeadCodeTask<double>>& tasks, const Queue& queue);
 
 }  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

@@ -1,27 +1,37 @@
 // Any device: plain ATen; reads nothing on the host.
 #include "ops/replace_dead_codes_.h"
 
+#include <vector>
+
+#include <ATen/ops/cat.h>
 #include <torch/library.h>
 
 namespace torchvq {
 namespace {
 
-at::Tensor replace_dead_codes_(at::Tensor& embed, at::Tensor& embed_avg, at::Tensor& cluster_size,
-                               at::Tensor& cooldown, const at::Tensor& x, const at::Tensor& counts,
-                               const at::Tensor& rng, const std::optional<at::Tensor>& mask,
-                               double threshold, double threshold_fraction,
+at::Tensor replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
+                               at::TensorList cluster_size, at::TensorList cooldown,
+                               at::TensorList x, at::TensorList counts, at::TensorList rng,
+                               at::TensorList mask, double threshold, double threshold_fraction,
                                double reset_cluster_size, int64_t cooldown_steps,
-                               std::string_view metric) {
-  const detail::CodebookState state{embed, embed_avg, cluster_size, cooldown};
-  const bool unit = detail::check_replace_dead_codes_(
-      state, x, counts, rng, mask,
-      {threshold, threshold_fraction, reset_cluster_size, cooldown_steps}, metric);
-  const auto limits = detail::dead_code_limits(cluster_size, threshold, threshold_fraction);
-  const auto dead = detail::dead_codes(state, counts, limits);
-  cooldown.sub_(1).clamp_min_(0);
-  const auto [keys, rows] = detail::select_candidates(x, rng, embed.size(1), mask, unit);
-  return detail::replace_codes(state, dead, keys, rows, rng, limits.clamp_min(reset_cluster_size),
-                               cooldown_steps);
+                               std::string_view metric, bool replace_used) {
+  const detail::CodebooksWithTokens codebooks{embed, embed_avg, cluster_size, cooldown,
+                                              x,     counts,    rng,          mask};
+  const detail::DeadCodeArguments rules{threshold, threshold_fraction, reset_cluster_size,
+                                        cooldown_steps, replace_used};
+  const bool unit = detail::check_replace_dead_codes_(codebooks, rules, metric);
+  std::vector<at::Tensor> replaced;
+  for (size_t i = 0; i < codebooks.size(); ++i) {
+    const auto state = codebooks.state(i);
+    const auto limits = detail::dead_code_limits(state.cluster_size, threshold, threshold_fraction);
+    const auto dead = detail::dead_codes(state, counts[i], limits, replace_used);
+    detail::count_down(state.cooldown, counts[i]);
+    const auto [keys, rows] =
+        detail::select_candidates(x[i], rng[i], embed[i].size(1), codebooks.mask_of(i), unit);
+    replaced.push_back(detail::replace_codes(state, dead, keys, rows, rng[i],
+                                             limits.clamp_min(reset_cluster_size), cooldown_steps));
+  }
+  return at::cat(replaced);
 }
 
 }  // namespace

@@ -1,8 +1,32 @@
+#include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
 #include "detail/no_gradient.h"
+#include "detail/op_handle.h"
+
+namespace torchvq {
+namespace {
+
+at::Tensor replace_with_candidates_(at::TensorList embed, at::TensorList embed_avg,
+                                    at::TensorList cluster_size, at::TensorList cooldown,
+                                    at::TensorList keys, at::TensorList rows, at::TensorList counts,
+                                    at::TensorList rng, double threshold, double threshold_fraction,
+                                    double reset_cluster_size, int64_t cooldown_steps,
+                                    bool replace_used) {
+  static auto op =
+      detail::op_handle<decltype(replace_with_candidates_)>("torchvq::replace_with_candidates_");
+  at::Tensor replaced;
+  detail::without_gradient({embed, embed_avg, cluster_size, cooldown}, [&] {
+    replaced = op.call(embed, embed_avg, cluster_size, cooldown, keys, rows, counts, rng, threshold,
+                       threshold_fraction, reset_cluster_size, cooldown_steps, replace_used);
+  });
+  return replaced;
+}
+
+}  // namespace
 
 TORCH_LIBRARY_IMPL(torchvq, Autograd, m) {
-  m.impl("replace_with_candidates_",
-         torch::CppFunction::makeFromBoxedFunction<&torchvq::detail::run_without_gradient>());
+  m.impl("replace_with_candidates_", replace_with_candidates_);
 }
+
+}  // namespace torchvq

@@ -2,6 +2,9 @@
 // replace alone.
 #include "ops/replace_dead_codes_.h"
 
+#include <vector>
+
+#include <ATen/ops/cat.h>
 #include <torch/library.h>
 
 #include "detail/row_keys.h"
@@ -10,25 +13,38 @@
 namespace torchvq {
 namespace {
 
-at::Tensor replace_dead_codes_(at::Tensor& embed, at::Tensor& embed_avg, at::Tensor& cluster_size,
-                               at::Tensor& cooldown, const at::Tensor& x, const at::Tensor& counts,
-                               const at::Tensor& rng, const std::optional<at::Tensor>& mask,
-                               double threshold, double threshold_fraction,
-                               double reset_cluster_size, int64_t cooldown_steps,
-                               std::string_view metric) {
-  const detail::CodebookState state{embed, embed_avg, cluster_size, cooldown};
-  const bool unit = detail::check_replace_dead_codes_(
-      state, x, counts, rng, mask,
-      {threshold, threshold_fraction, reset_cluster_size, cooldown_steps}, metric);
-  const auto limits = detail::dead_code_limits(cluster_size, threshold, threshold_fraction);
-  const auto dead = detail::dead_codes(state, counts, limits);
-  cooldown.sub_(1).clamp_min_(0);
+at::Tensor replace_in(const detail::CodebooksWithTokens& codebooks, size_t i,
+                      const detail::DeadCodeArguments& rules, bool unit) {
+  const auto state = codebooks.state(i);
+  const auto &counts = codebooks.counts[i], &rng = codebooks.rng[i];
+  const auto limits =
+      detail::dead_code_limits(state.cluster_size, rules.threshold, rules.threshold_fraction);
+  const auto dead = detail::dead_codes(state, counts, limits, rules.replace_used);
+  detail::count_down(state.cooldown, counts);
   // Most steps have no dead code; on CPU the check needs no synchronisation.
-  if (!dead.any().item<bool>()) return counts.new_zeros({embed.size(0)});
-  const auto rows = detail::rows_as_codes(x, unit);
-  const auto keys = detail::candidate_keys(rows, rng, mask, unit);
+  if (!dead.any().item<bool>()) return counts.new_zeros({counts.size(0)});
+  const auto rows = detail::rows_as_codes(codebooks.x[i], unit);
+  const auto keys = detail::candidate_keys(rows, rng, codebooks.mask_of(i), unit);
   return detail::replace_codes_on_cpu(state, dead, keys, rows, rng,
-                                      limits.clamp_min(reset_cluster_size), cooldown_steps);
+                                      limits.clamp_min(rules.reset_cluster_size),
+                                      rules.cooldown_steps);
+}
+
+at::Tensor replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
+                               at::TensorList cluster_size, at::TensorList cooldown,
+                               at::TensorList x, at::TensorList counts, at::TensorList rng,
+                               at::TensorList mask, double threshold, double threshold_fraction,
+                               double reset_cluster_size, int64_t cooldown_steps,
+                               std::string_view metric, bool replace_used) {
+  const detail::CodebooksWithTokens codebooks{embed, embed_avg, cluster_size, cooldown,
+                                              x,     counts,    rng,          mask};
+  const detail::DeadCodeArguments rules{threshold, threshold_fraction, reset_cluster_size,
+                                        cooldown_steps, replace_used};
+  const bool unit = detail::check_replace_dead_codes_(codebooks, rules, metric);
+  std::vector<at::Tensor> replaced;
+  for (size_t i = 0; i < codebooks.size(); ++i)
+    replaced.push_back(replace_in(codebooks, i, rules, unit));
+  return replaced.size() == 1 ? replaced[0] : at::cat(replaced);
 }
 
 }  // namespace

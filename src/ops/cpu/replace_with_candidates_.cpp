@@ -1,6 +1,9 @@
 // CPU: writes the codes that it replaces alone.
 #include "ops/replace_with_candidates_.h"
 
+#include <vector>
+
+#include <ATen/ops/cat.h>
 #include <torch/library.h>
 
 #include "ops/cpu/dead_codes.h"
@@ -8,21 +11,27 @@
 namespace torchvq {
 namespace {
 
-at::Tensor replace_with_candidates_(at::Tensor& embed, at::Tensor& embed_avg,
-                                    at::Tensor& cluster_size, at::Tensor& cooldown,
-                                    const at::Tensor& keys, const at::Tensor& rows,
-                                    const at::Tensor& counts, const at::Tensor& rng,
-                                    double threshold, double threshold_fraction,
-                                    double reset_cluster_size, int64_t cooldown_steps) {
-  const detail::CodebookState state{embed, embed_avg, cluster_size, cooldown};
+at::Tensor replace_with_candidates_(at::TensorList embed, at::TensorList embed_avg,
+                                    at::TensorList cluster_size, at::TensorList cooldown,
+                                    at::TensorList keys, at::TensorList rows, at::TensorList counts,
+                                    at::TensorList rng, double threshold, double threshold_fraction,
+                                    double reset_cluster_size, int64_t cooldown_steps,
+                                    bool replace_used) {
+  const detail::CodebooksWithCandidates codebooks{embed, embed_avg, cluster_size, cooldown,
+                                                  keys,  rows,      counts,       rng};
   detail::check_replace_with_candidates_(
-      state, keys, rows, counts, rng,
-      {threshold, threshold_fraction, reset_cluster_size, cooldown_steps});
-  const auto limits = detail::dead_code_limits(cluster_size, threshold, threshold_fraction);
-  const auto dead = detail::dead_codes(state, counts, limits);
-  cooldown.sub_(1).clamp_min_(0);
-  return detail::replace_codes_on_cpu(state, dead, keys, rows, rng,
-                                      limits.clamp_min(reset_cluster_size), cooldown_steps);
+      codebooks, {threshold, threshold_fraction, reset_cluster_size, cooldown_steps, replace_used});
+  std::vector<at::Tensor> replaced;
+  for (size_t i = 0; i < codebooks.size(); ++i) {
+    const auto state = codebooks.state(i);
+    const auto limits = detail::dead_code_limits(state.cluster_size, threshold, threshold_fraction);
+    const auto dead = detail::dead_codes(state, counts[i], limits, replace_used);
+    detail::count_down(state.cooldown, counts[i]);
+    replaced.push_back(detail::replace_codes_on_cpu(state, dead, keys[i], rows[i], rng[i],
+                                                    limits.clamp_min(reset_cluster_size),
+                                                    cooldown_steps));
+  }
+  return at::cat(replaced);
 }
 
 }  // namespace

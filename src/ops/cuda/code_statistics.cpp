@@ -1,7 +1,6 @@
 // CUDA: integer atomics, whose order does not matter: always the bits of the CPU.
 #include "ops/code_statistics.h"
 
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include "ops/cuda/learning_tasks.h"
@@ -21,7 +20,7 @@ detail::CodeStatistics cuda_code_statistics(const at::Tensor& x, const at::Tenso
   const auto words = detail::sum_words(tokens.x.scalar_type());
   const StatisticsRoom room = {at::zeros({heads, size}, indices.options()),
                                at::zeros({words, heads, size, dim}, indices.options()),
-                               at::full({heads, size}, learning::kNoExponent, exponents.options())};
+                               at::zeros({heads, size}, exponents.options())};
   const learning::Tasks tasks(statistics_task(tokens, exponents, room));
   check_launch("code_statistics", learning::code_statistics(tasks, device.queue()));
   return {room.counts, room.sums, room.used};

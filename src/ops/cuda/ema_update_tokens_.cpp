@@ -8,7 +8,6 @@
 
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include "ops/code_statistics.h"
@@ -19,19 +18,25 @@ namespace {
 
 using namespace detail::TORCHVQ_CUDA_NAMESPACE;
 
-/// Hands out consecutive parts of one tensor, so that one launch initialises all of them.
+/// Hands out consecutive parts of one tensor of int64, so that one launch initialises all of them.
 class CudaParts {
  public:
   explicit CudaParts(at::Tensor whole) : whole_(std::move(whole)) {}
 
-  at::Tensor next(at::IntArrayRef shape) {
+  at::Tensor next(at::IntArrayRef shape) { return next(c10::multiply_integers(shape)).view(shape); }
+  at::Tensor next_int(at::IntArrayRef shape) {
     const int64_t size = c10::multiply_integers(shape);
-    const auto part = whole_.narrow(0, begin_, size).view(shape);
+    return next(words_of_ints(size)).view(at::kInt).narrow(0, 0, size).view(shape);
+  }
+  static int64_t words_of_ints(int64_t size) { return (size + 1) / 2; }
+
+ private:
+  at::Tensor next(int64_t size) {
+    const auto part = whole_.narrow(0, begin_, size);
     begin_ += size;
     return part;
   }
 
- private:
   at::Tensor whole_;
   int64_t begin_ = 0;
 };
@@ -43,8 +48,7 @@ struct CudaLearnedCodebook {
   at::Tensor embed, exponents, totals, weight;
   StatisticsRoom room;
 
-  CudaLearnedCodebook(const detail::EmaUpdateTokensArguments& arguments, size_t i, CudaParts& zeros,
-                      CudaParts& lowest)
+  CudaLearnedCodebook(const detail::EmaUpdateTokensArguments& arguments, size_t i, CudaParts& zeros)
       : tokens(arguments.x[i], arguments.indices[i], arguments.mask_of(i)),
         state(arguments.cluster_size[i], arguments.embed_avg[i], arguments.embed[i]),
         embed(arguments.embed[i].contiguous()) {
@@ -53,59 +57,57 @@ struct CudaLearnedCodebook {
     totals = zeros.next({heads, 2});
     room.counts = zeros.next({heads, size});
     room.sums = zeros.next({detail::sum_words(tokens.x.scalar_type()), heads, size, dim});
-    room.used = lowest.next({heads, size});
+    room.used = zeros.next_int({heads, size});
     weight = ema_weight(arguments.weight, {heads, size});
   }
 };
 
 std::vector<CudaLearnedCodebook> cuda_learned_codebooks(
     const detail::EmaUpdateTokensArguments& arguments) {
-  int64_t words = 0, codes = 0;
+  int64_t words = 0;
   for (size_t i = 0; i < arguments.embed.size(); ++i) {
     const auto& embed = arguments.embed[i];
     const int64_t own = embed.size(0) * embed.size(1);
-    codes += own;
-    words += embed.size(0) * 2 + own;
+    words += embed.size(0) * 2 + own + CudaParts::words_of_ints(own);
     words += detail::sum_words(arguments.x[i].scalar_type()) * own * embed.size(2);
   }
   const auto options = arguments.embed[0].options();
   CudaParts zeros(at::zeros({words}, options.dtype(at::kLong)));
-  CudaParts lowest(at::full({codes}, learning::kNoExponent, options.dtype(at::kInt)));
   std::vector<CudaLearnedCodebook> codebooks;
-  for (size_t i = 0; i < arguments.embed.size(); ++i)
-    codebooks.emplace_back(arguments, i, zeros, lowest);
+  for (size_t i = 0; i < arguments.embed.size(); ++i) codebooks.emplace_back(arguments, i, zeros);
   return codebooks;
 }
 
-/// Calls launch(tasks) for the tasks that make(codebook) returns, as many per launch as fit.
-template <typename Task, typename Make, typename Launch>
-void cuda_launch_all(const std::vector<CudaLearnedCodebook>& codebooks, const Make& make,
-                     const Launch& launch) {
-  for (size_t first = 0; first < codebooks.size(); first += learning::kMostTasks) {
-    learning::Tasks<Task> tasks;
-    for (size_t i = first; i < codebooks.size() && !tasks.full(); ++i)
-      tasks.add(make(codebooks[i]));
-    check_launch("ema_update_tokens_", launch(tasks));
-  }
+/// The tasks that make(codebook) returns for codebooks from `first` on, as many as fit a launch.
+template <typename Make>
+auto cuda_tasks(const std::vector<CudaLearnedCodebook>& codebooks, size_t first, const Make& make) {
+  learning::Tasks<decltype(make(codebooks[first]))> tasks;
+  for (size_t i = first; i < codebooks.size() && !tasks.full(); ++i) tasks.add(make(codebooks[i]));
+  return tasks;
 }
 
 /// All indices are checked before any codebook changes.
 template <typename T>
 void cuda_learn(const std::vector<CudaLearnedCodebook>& codebooks, const EmaRules& rules,
                 const OnDevice& device) {
+  constexpr auto op = "ema_update_tokens_";
   using Codebook = CudaLearnedCodebook;
-  cuda_launch_all<learning::CodeExponentsTask>(
-      codebooks,
-      [](const Codebook& own) { return exponents_task(own.embed, own.totals, own.exponents); },
-      [&](const auto& tasks) { return learning::code_exponents(tasks, device.queue()); });
-  cuda_launch_all<learning::CodeStatisticsTask>(
-      codebooks,
-      [](const Codebook& own) { return statistics_task(own.tokens, own.exponents, own.room); },
-      [&](const auto& tasks) { return learning::code_statistics(tasks, device.queue()); });
-  cuda_launch_all<learning::EmaStep<T>>(
-      codebooks,
-      [&](const Codebook& own) { return own.state.step<T>(own.room, own.weight, rules); },
-      [&](const auto& tasks) { return learning::ema_update(tasks, device.queue()); });
+  const auto codes = [](const Codebook& own) {
+    return exponents_task(own.embed, own.totals, own.exponents);
+  };
+  const auto tokens = [](const Codebook& own) {
+    auto task = statistics_task(own.tokens, own.exponents, own.room);
+    task.totals = own.totals.const_data_ptr<int64_t>();
+    return task;
+  };
+  const auto averages = [&](const Codebook& own) {
+    return own.state.step<T>(own.room, own.weight, rules);
+  };
+  for (size_t i = 0; i < codebooks.size(); i += learning::kMostTasks)
+    check_launch(op, learning::step_statistics(cuda_tasks(codebooks, i, codes),
+                                               cuda_tasks(codebooks, i, tokens), device.queue()));
+  for (size_t i = 0; i < codebooks.size(); i += learning::kMostTasks)
+    check_launch(op, learning::ema_update(cuda_tasks(codebooks, i, averages), device.queue()));
 }
 
 bool cuda_alike(at::TensorList tensors) {

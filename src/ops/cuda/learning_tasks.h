@@ -46,7 +46,7 @@ struct LearnedTokens {
         slots(at::empty(indices.sizes(), indices.options())) {}
 };
 
-/// Initial values: counts (H, K) and sums (words, H, K, D) zero, used (H, K) kNoExponent.
+/// Zeros: counts (H, K), sums (words, H, K, D), used (H, K).
 struct StatisticsRoom {
   at::Tensor counts, sums, used;
 };

@@ -1,6 +1,9 @@
-// CUDA: finds dead codes and candidates and replaces them in nine launches, which end at once if no
-// code is dead. Nothing waits for the device.
+// CUDA: finds dead codes and candidates and replaces them in nine launches for up to 16 codebooks,
+// which end at once if no code is dead. Nothing waits for the device.
 #include "ops/replace_dead_codes_.h"
+
+#include <utility>
+#include <vector>
 
 #include <torchvq/random_purpose.h>
 
@@ -21,10 +24,11 @@ namespace cuda_dead = kernels::TORCHVQ_CUDA_NAMESPACE;
 /// The rows in which candidates are searched, and scratch tensors.
 class CudaCandidates {
  public:
-  /// `codes` is the number of codes that may be live, `most` the number of
-  /// candidates wanted per head.
-  CudaCandidates(const at::Tensor& x, const at::Tensor& rng, int64_t codes, int64_t most)
-      : x_(detail::elements_of(x)), rng_(rng.contiguous()) {
+  /// `codes` is the number of codes that may be live, `most` the number of candidates wanted per
+  /// head, `found` (H,) receives their number; `more` words per head are for the caller.
+  CudaCandidates(const at::Tensor& x, const at::Tensor& rng, int64_t codes, int64_t most,
+                 at::Tensor found, int64_t more = 0)
+      : x_(detail::elements_of(x)), rng_(rng.contiguous()), found_(std::move(found)) {
     const int64_t heads = x.size(0), rows = x.size(1);
     task.x = x_.const_data_ptr();
     task.type = detail::element_type(x_);
@@ -32,12 +36,10 @@ class CudaCandidates {
     task.purpose = static_cast<uint64_t>(RandomPurpose::kDeadCodeCandidates);
     task.heads = heads, task.rows = rows, task.dim = x.size(2), task.most = most;
     task.slots = cuda_dead::candidate_slots(rows, codes);
-    found = at::empty({heads}, rng_.options());
-    task.found = found.mutable_data_ptr<int64_t>();
-    words_ = at::empty({heads * (most + 2 * task.slots + cuda_dead::kCandidateBinWords + 2 * rows)},
-                       found.options());
-    auto* next = words_.mutable_data_ptr<int64_t>();
-    const auto take = [&](int64_t count) { return std::exchange(next, next + heads * count); };
+    task.found = found_.mutable_data_ptr<int64_t>();
+    const int64_t words = most + 2 * task.slots + cuda_dead::kCandidateBinWords + 2 * rows + more;
+    words_ = at::empty({heads * words}, rng_.options());
+    next_ = words_.mutable_data_ptr<int64_t>();
     task.chosen = take(most);
     task.bins = take(cuda_dead::kCandidateBinWords);
     task.table_keys = reinterpret_cast<uint64_t*>(take(task.slots));
@@ -51,94 +53,155 @@ class CudaCandidates {
     mask_ = mask->expand({task.heads, task.rows}).contiguous();
     task.mask = mask_.const_data_ptr<bool>();
   }
+  void use_keys(const at::Tensor& keys) {
+    keys_ = keys.contiguous();
+    task.keys = keys_.const_data_ptr<int64_t>();
+  }
+
+  /// Uninitialised memory of `count` words per head.
+  int64_t* take(int64_t count) { return std::exchange(next_, next_ + task.heads * count); }
 
   cuda_dead::CandidateTask task;
-  at::Tensor found;  // (H,)
 
  private:
-  at::Tensor x_, rng_, mask_, words_;
+  at::Tensor x_, rng_, mask_, keys_, found_, words_;
+  int64_t* next_ = nullptr;
 };
 
-/// Strided state is updated in a contiguous copy and written back.
-template <typename T>
-void cuda_replace_state(const char* op, cuda_dead::DeadCodeTask& task,
-                        const CudaCandidates& candidates, const detail::CodebookState& state,
-                        const OnDevice& device) {
-  auto sizes = state.cluster_size.contiguous(), averages = state.embed_avg.contiguous(),
-       codes = state.embed.contiguous(), cooldown = state.cooldown.contiguous();
-  task.cooldown = cooldown.mutable_data_ptr();
-  task.long_cooldown = cooldown.scalar_type() == at::kLong;
-  const cuda_dead::DeadCodeState<T> pointers = {
-      sizes.mutable_data_ptr<T>(), averages.mutable_data_ptr<T>(), codes.mutable_data_ptr<T>()};
-  check_launch(op, cuda_dead::replace_dead_codes(task, candidates.task, pointers, device.queue()));
-  if (!sizes.is_same(state.cluster_size)) state.cluster_size.copy_(sizes);
-  if (!averages.is_same(state.embed_avg)) state.embed_avg.copy_(averages);
-  if (!codes.is_same(state.embed)) state.embed.copy_(codes);
-  if (!cooldown.is_same(state.cooldown)) state.cooldown.copy_(cooldown);
-}
-
-at::Tensor cuda_replace(const char* op, CudaCandidates& candidates,
-                        const detail::CodebookState& state, const at::Tensor& counts_,
-                        const detail::DeadCodeArguments& arguments, const OnDevice& device) {
-  const auto counts = counts_.contiguous();
-  const int64_t heads = state.embed.size(0), size = state.embed.size(1);
-  const auto numbers =
-      at::empty({heads * (size + 1)}, counts.options().dtype(at::kDouble));  // sizes and resets
-  const auto places = at::empty({2 * heads}, counts.options());
-  cuda_dead::DeadCodeTask task;
-  task.counts = counts.const_data_ptr<int64_t>();
-  task.size = size;
-  task.threshold = arguments.threshold;
-  task.threshold_fraction = arguments.threshold_fraction;
-  task.reset_cluster_size = arguments.reset_cluster_size;
-  task.cooldown_steps = arguments.cooldown_steps;
-  task.dead_sizes = numbers.mutable_data_ptr<double>();
-  task.reset = task.dead_sizes + heads * size;
-  task.dead = places.mutable_data_ptr<int64_t>();
-  task.last = task.dead + heads;
-  candidates.task.wanted = task.dead;
-  if (state.embed.scalar_type() == at::kDouble) {
-    cuda_replace_state<double>(op, task, candidates, state, device);
-  } else {
-    cuda_replace_state<float>(op, task, candidates, state, device);
+/// A codebook and its candidates. Strided state is updated in a contiguous copy, which store()
+/// writes back.
+class CudaRepairedCodebook {
+ public:
+  CudaRepairedCodebook(const detail::CodebookState& state, const at::Tensor& x,
+                       const at::Tensor& counts, const at::Tensor& rng, at::Tensor replaced)
+      : candidates(x, rng, state.embed.size(1), state.embed.size(1), std::move(replaced),
+                   state.embed.size(1) + kOfHead),
+        given_{state.cluster_size, state.embed_avg, state.embed, state.cooldown},
+        counts_(counts.contiguous()) {
+    for (size_t i = 0; i < 4; ++i) own_[i] = given_[i].contiguous();
+    dead_sizes_ = reinterpret_cast<double*>(candidates.take(state.embed.size(1)));
+    reset_ = reinterpret_cast<double*>(candidates.take(1));
+    last_ = candidates.take(1);
+    candidates.task.wanted = candidates.take(1);
   }
-  return candidates.found;
+
+  template <typename T>
+  cuda_dead::DeadCodeTask<T> task(const detail::DeadCodeArguments& arguments) const {
+    cuda_dead::DeadCodeTask<T> task;
+    task.candidates = candidates.task;
+    task.cluster_size = own_[0].mutable_data_ptr<T>();
+    task.embed_avg = own_[1].mutable_data_ptr<T>();
+    task.embed = own_[2].mutable_data_ptr<T>();
+    task.cooldown = own_[3].mutable_data_ptr();
+    task.long_cooldown = own_[3].scalar_type() == at::kLong;
+    task.counts = counts_.const_data_ptr<int64_t>();
+    task.threshold = arguments.threshold;
+    task.threshold_fraction = arguments.threshold_fraction;
+    task.reset_cluster_size = arguments.reset_cluster_size;
+    task.cooldown_steps = static_cast<int32_t>(arguments.cooldown_steps);
+    task.replace_used = arguments.replace_used;
+    task.dead_sizes = dead_sizes_, task.reset = reset_, task.last = last_;
+    return task;
+  }
+
+  void store() const {
+    for (size_t i = 0; i < 4; ++i)
+      if (!own_[i].is_same(given_[i])) given_[i].copy_(own_[i]);
+  }
+
+  bool wide() const { return own_[2].scalar_type() == at::kDouble; }
+  /// Whether one launch may have both.
+  bool resembles(const CudaRepairedCodebook& other) const {
+    return wide() == other.wide() && candidates.task.type == other.candidates.task.type;
+  }
+
+  CudaCandidates candidates;
+
+ private:
+  static constexpr int64_t kOfHead = 3;  // words of scratch: reset, last, wanted
+
+  at::Tensor given_[4], own_[4], counts_;  // cluster_size, embed_avg, embed, cooldown
+  double *dead_sizes_, *reset_;
+  int64_t* last_;
+};
+
+template <typename T>
+void cuda_replace(const char* op, const std::vector<CudaRepairedCodebook>& codebooks,
+                  const detail::DeadCodeArguments& arguments, const OnDevice& device) {
+  cuda_dead::Tasks<cuda_dead::DeadCodeTask<T>> tasks;
+  for (const auto& codebook : codebooks) tasks.add(codebook.task<T>(arguments));
+  check_launch(op, cuda_dead::replace_dead_codes(tasks, device.queue()));
+  for (const auto& codebook : codebooks) codebook.store();
 }
 
-at::Tensor cuda_replace_dead_codes_(at::Tensor& embed, at::Tensor& embed_avg,
-                                    at::Tensor& cluster_size, at::Tensor& cooldown,
-                                    const at::Tensor& x, const at::Tensor& counts,
-                                    const at::Tensor& rng, const std::optional<at::Tensor>& mask,
-                                    double threshold, double threshold_fraction,
-                                    double reset_cluster_size, int64_t cooldown_steps,
-                                    std::string_view metric) {
-  const detail::CodebookState state{embed, embed_avg, cluster_size, cooldown};
-  const detail::DeadCodeArguments arguments{threshold, threshold_fraction, reset_cluster_size,
-                                            cooldown_steps};
-  const bool unit =
-      detail::check_replace_dead_codes_(state, x, counts, rng, mask, arguments, metric);
-  const OnDevice device(embed);
-  CudaCandidates candidates(x, rng, embed.size(1), embed.size(1));
-  candidates.use_mask(mask);
-  candidates.task.unit = unit;
-  return cuda_replace("replace_dead_codes_", candidates, state, counts, arguments, device);
+/// Replaces in codebooks that resemble each other, as many as a launch takes, and forgets them.
+void cuda_replace_in(const char* op, std::vector<CudaRepairedCodebook>& codebooks,
+                     const detail::DeadCodeArguments& arguments, const OnDevice& device) {
+  const auto replace = codebooks[0].wide() ? cuda_replace<double> : cuda_replace<float>;
+  replace(op, codebooks, arguments, device);
+  codebooks.clear();
 }
 
-at::Tensor cuda_replace_with_candidates_(at::Tensor& embed, at::Tensor& embed_avg,
-                                         at::Tensor& cluster_size, at::Tensor& cooldown,
-                                         const at::Tensor& keys_, const at::Tensor& rows,
-                                         const at::Tensor& counts, const at::Tensor& rng,
+/// Replaces in the codebooks that make(i, replaced) returns for each of `embed`.
+template <typename Make>
+at::Tensor cuda_replace_in_all(const char* op, at::TensorList embed,
+                               const detail::DeadCodeArguments& rules, const Make& make) {
+  const OnDevice device(embed[0]);
+  int64_t heads = 0, head = 0;
+  for (const auto& own : embed) heads += own.size(0);
+  const auto replaced = at::empty({heads}, embed[0].options().dtype(at::kLong));
+  std::vector<CudaRepairedCodebook> codebooks;
+  for (size_t i = 0; i < embed.size(); ++i) {
+    CudaRepairedCodebook own = make(i, replaced.narrow(0, head, embed[i].size(0)));
+    head += embed[i].size(0);
+    const bool full = codebooks.size() == cuda_dead::kMostTasks;
+    if (full || (!codebooks.empty() && !own.resembles(codebooks[0])))
+      cuda_replace_in(op, codebooks, rules, device);
+    codebooks.push_back(std::move(own));
+  }
+  cuda_replace_in(op, codebooks, rules, device);
+  return replaced;
+}
+
+at::Tensor cuda_replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
+                                    at::TensorList cluster_size, at::TensorList cooldown,
+                                    at::TensorList x, at::TensorList counts, at::TensorList rng,
+                                    at::TensorList mask, double threshold,
+                                    double threshold_fraction, double reset_cluster_size,
+                                    int64_t cooldown_steps, std::string_view metric,
+                                    bool replace_used) {
+  const detail::DeadCodeArguments rules{threshold, threshold_fraction, reset_cluster_size,
+                                        cooldown_steps, replace_used};
+  const detail::CodebooksWithTokens all{embed, embed_avg, cluster_size, cooldown,
+                                        x,     counts,    rng,          mask};
+  const bool unit = detail::check_replace_dead_codes_(all, rules, metric);
+  const auto make = [&](size_t i, at::Tensor replaced) {
+    CudaRepairedCodebook own(all.state(i), x[i], counts[i], rng[i], std::move(replaced));
+    own.candidates.use_mask(all.mask_of(i));
+    own.candidates.task.unit = unit;
+    return own;
+  };
+  return cuda_replace_in_all("replace_dead_codes_", embed, rules, make);
+}
+
+at::Tensor cuda_replace_with_candidates_(at::TensorList embed, at::TensorList embed_avg,
+                                         at::TensorList cluster_size, at::TensorList cooldown,
+                                         at::TensorList keys, at::TensorList rows,
+                                         at::TensorList counts, at::TensorList rng,
                                          double threshold, double threshold_fraction,
-                                         double reset_cluster_size, int64_t cooldown_steps) {
-  const detail::CodebookState state{embed, embed_avg, cluster_size, cooldown};
-  const detail::DeadCodeArguments arguments{threshold, threshold_fraction, reset_cluster_size,
-                                            cooldown_steps};
-  detail::check_replace_with_candidates_(state, keys_, rows, counts, rng, arguments);
-  const OnDevice device(embed);
-  const auto keys = keys_.contiguous();
-  CudaCandidates candidates(rows, rng, embed.size(1), embed.size(1));
-  candidates.task.keys = keys.const_data_ptr<int64_t>();
-  return cuda_replace("replace_with_candidates_", candidates, state, counts, arguments, device);
+                                         double reset_cluster_size, int64_t cooldown_steps,
+                                         bool replace_used) {
+  const detail::DeadCodeArguments rules{threshold, threshold_fraction, reset_cluster_size,
+                                        cooldown_steps, replace_used};
+  const detail::CodebooksWithCandidates all{embed, embed_avg, cluster_size, cooldown,
+                                            keys,  rows,      counts,       rng};
+  detail::check_replace_with_candidates_(all, rules);
+  const auto make = [&](size_t i, at::Tensor replaced) {
+    CudaRepairedCodebook own(all.state(i), rows[i], counts[i], rng[i], std::move(replaced));
+    own.candidates.use_keys(keys[i]);
+    return own;
+  };
+  return cuda_replace_in_all("replace_with_candidates_", embed, rules, make);
 }
 
 std::tuple<at::Tensor, at::Tensor> cuda_dead_code_candidates(const at::Tensor& x,
@@ -147,7 +210,8 @@ std::tuple<at::Tensor, at::Tensor> cuda_dead_code_candidates(const at::Tensor& x
                                                              std::string_view metric) {
   const bool unit = detail::check_dead_code_candidates(x, rng, count, mask, metric);
   const OnDevice device(x);
-  CudaCandidates candidates(x, rng, 0, count);
+  const auto found = at::empty({x.size(0)}, rng.options());
+  CudaCandidates candidates(x, rng, 0, count, found);
   candidates.use_mask(mask);
   candidates.task.unit = unit;
   auto keys = at::empty({x.size(0), count}, rng.options());

@@ -5,16 +5,20 @@
 namespace torchvq {
 namespace {
 
-at::Tensor replace_dead_codes_(at::Tensor& embed, at::Tensor& embed_avg, at::Tensor& cluster_size,
-                               at::Tensor& cooldown, const at::Tensor& x, const at::Tensor& counts,
-                               const at::Tensor& rng, const std::optional<at::Tensor>& mask,
-                               double threshold, double threshold_fraction,
+at::Tensor replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
+                               at::TensorList cluster_size, at::TensorList cooldown,
+                               at::TensorList x, at::TensorList counts, at::TensorList rng,
+                               at::TensorList mask, double threshold, double threshold_fraction,
                                double reset_cluster_size, int64_t cooldown_steps,
-                               std::string_view metric) {
-  detail::check_replace_dead_codes_(
-      {embed, embed_avg, cluster_size, cooldown}, x, counts, rng, mask,
-      {threshold, threshold_fraction, reset_cluster_size, cooldown_steps}, metric);
-  return counts.new_empty_symint({embed.sym_size(0)});
+                               std::string_view metric, bool replace_used) {
+  const detail::CodebooksWithTokens codebooks{embed, embed_avg, cluster_size, cooldown,
+                                              x,     counts,    rng,          mask};
+  const detail::DeadCodeArguments rules{threshold, threshold_fraction, reset_cluster_size,
+                                        cooldown_steps, replace_used};
+  detail::check_replace_dead_codes_(codebooks, rules, metric);
+  c10::SymInt heads = 0;
+  for (const auto& own : embed) heads = heads + own.sym_size(0);
+  return counts[0].new_empty_symint({heads});
 }
 
 }  // namespace

@@ -5,16 +5,19 @@
 namespace torchvq {
 namespace {
 
-at::Tensor replace_with_candidates_(at::Tensor& embed, at::Tensor& embed_avg,
-                                    at::Tensor& cluster_size, at::Tensor& cooldown,
-                                    const at::Tensor& keys, const at::Tensor& rows,
-                                    const at::Tensor& counts, const at::Tensor& rng,
-                                    double threshold, double threshold_fraction,
-                                    double reset_cluster_size, int64_t cooldown_steps) {
+at::Tensor replace_with_candidates_(at::TensorList embed, at::TensorList embed_avg,
+                                    at::TensorList cluster_size, at::TensorList cooldown,
+                                    at::TensorList keys, at::TensorList rows, at::TensorList counts,
+                                    at::TensorList rng, double threshold, double threshold_fraction,
+                                    double reset_cluster_size, int64_t cooldown_steps,
+                                    bool replace_used) {
+  const detail::CodebooksWithCandidates codebooks{embed, embed_avg, cluster_size, cooldown,
+                                                  keys,  rows,      counts,       rng};
   detail::check_replace_with_candidates_(
-      {embed, embed_avg, cluster_size, cooldown}, keys, rows, counts, rng,
-      {threshold, threshold_fraction, reset_cluster_size, cooldown_steps});
-  return counts.new_empty_symint({embed.sym_size(0)});
+      codebooks, {threshold, threshold_fraction, reset_cluster_size, cooldown_steps, replace_used});
+  c10::SymInt heads = 0;
+  for (const auto& own : embed) heads = heads + own.sym_size(0);
+  return counts[0].new_empty_symint({heads});
 }
 
 }  // namespace

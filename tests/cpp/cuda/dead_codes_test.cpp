@@ -4,6 +4,9 @@
 #include <torchvq/ops/replace_with_candidates_.h>
 
 #include <limits>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -286,6 +289,150 @@ TEST(CudaDeadCodes, KeysOfAnyKind) {
     EXPECT_EQ(expect_cpu_offers(state, {kinds[i], rows}), expected[i]);
   EXPECT_EQ(expect_cpu_offers(state, {order.slice(1, 0, 1), rows.slice(1, 0, 1)}), 1);
   EXPECT_EQ(expect_cpu_offers(state, {order, -at::zeros({1, 200, 3})}), 70);
+}
+
+/// Several codebooks, and the tokens of a step.
+struct Codebooks {
+  std::vector<State> states;
+  std::vector<at::Tensor> x, mask;
+  std::vector<at::Tensor> keys = {};  // if any, x are candidates with these keys
+  ops::DeadCodeOptions options = {.cooldown_steps = 2};
+
+  /// Codebooks of several sizes with several numbers of tokens, some of them without dead codes or
+  /// without tokens.
+  explicit Codebooks(int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      states.emplace_back(1 + i % 2, 9 + i % 3 * 7, 5, at::kFloat, i % 2 ? at::kInt : at::kLong);
+      x.push_back(at::randn({1 + i % 2, i % 6 == 3 ? 0 : 4 + i % 5 * 9, 5}));
+      if (i % 4 == 0) states.back().all_dead();
+      if (i % 4 == 1) states.back().counts.fill_(1);
+    }
+  }
+
+  Codebooks clone() const {
+    Codebooks copy = *this;
+    for (auto& state : copy.states) state = state.clone();
+    return copy;
+  }
+  std::vector<at::Tensor> all(at::Tensor State::* member) const {
+    std::vector<at::Tensor> found;
+    for (const auto& state : states) found.push_back(state.*member);
+    return found;
+  }
+  at::Tensor step() const {
+    const std::vector<at::Tensor> rng(states.size(), example_rng());
+    if (!keys.empty()) {
+      return ops::replace_with_candidates_(all(&State::embed), all(&State::embed_avg),
+                                           all(&State::cluster_size), all(&State::cooldown), keys,
+                                           x, all(&State::counts), rng, options);
+    }
+    return ops::replace_dead_codes_(all(&State::embed), all(&State::embed_avg),
+                                    all(&State::cluster_size), all(&State::cooldown), x,
+                                    all(&State::counts), rng, mask, options);
+  }
+  /// Returns the number of replaced codes.
+  int64_t expect_cpu_bits() const {
+    const auto expected = clone();
+    const auto replaced = expected.step();
+    for (const auto order : {Order::kForward, Order::kBackward, Order::kShuffled}) {
+      const auto actual = clone();
+      expect_same(emulated({.order = order}, [&] { return actual.step(); }), replaced);
+      for (size_t i = 0; i < states.size(); ++i)
+        expect_same_state(actual.states[i], expected.states[i]);
+    }
+    return replaced.sum().item<int64_t>();
+  }
+};
+
+TEST(CudaDeadCodes, ManyCodebooks) {
+  at::manual_seed(12);
+  for (const int64_t count : {1, 2, 16, 17, 35}) EXPECT_GT(Codebooks(count).expect_cpu_bits(), 0);
+}
+
+TEST(CudaDeadCodes, CodebooksWithMasksAndMetrics) {
+  at::manual_seed(13);
+  Codebooks codebooks(7);
+  for (const auto& own : codebooks.x)
+    codebooks.mask.push_back(at::rand({own.size(0), own.size(1)}).lt(0.6));
+  EXPECT_GT(codebooks.expect_cpu_bits(), 0);
+  codebooks.mask[4] = at::zeros({codebooks.x[4].size(1)}, at::kBool);
+  codebooks.options.metric = "cosine";
+  EXPECT_GT(codebooks.expect_cpu_bits(), 0);
+}
+
+TEST(CudaDeadCodes, NoneOfTheCodebooksHasDeadCodesOrTokens) {
+  at::manual_seed(14);
+  Codebooks codebooks(5);
+  codebooks.options.threshold = 0;
+  EXPECT_EQ(codebooks.expect_cpu_bits(), 0);
+  codebooks.options.threshold = 2;
+  for (auto& own : codebooks.x) own = own.narrow(1, 0, 0);
+  EXPECT_EQ(codebooks.expect_cpu_bits(), 0);
+}
+
+TEST(CudaDeadCodes, CodebooksAndTokensOfSeveralTypes) {
+  at::manual_seed(15);
+  Codebooks codebooks(6);
+  codebooks.states[1] = State(2, 11, 5, at::kDouble);
+  codebooks.states[2] = State(1, 12, 5, at::kDouble);
+  codebooks.x[4] = codebooks.x[4].to(at::kHalf);
+  codebooks.x[5] = codebooks.x[5].to(at::kDouble);
+  EXPECT_GT(codebooks.expect_cpu_bits(), 0);
+}
+
+TEST(CudaDeadCodes, CandidatesOfSeveralCodebooks) {
+  at::manual_seed(20);
+  for (const int64_t count : {2, 18}) {
+    Codebooks codebooks(count);
+    for (int64_t i = 0; i < count; ++i) {
+      const auto tokens = at::randn({1 + i % 2, 20, 5}).to(i % 7 == 5 ? at::kDouble : at::kFloat);
+      std::tie(codebooks.keys.emplace_back(), codebooks.x[i]) =
+          ops::dead_code_candidates(tokens, example_rng(), 1 + i % 6);
+    }
+    EXPECT_GT(codebooks.expect_cpu_bits(), 0);
+  }
+}
+
+TEST(CudaDeadCodes, OneOfSeveralCodebooksIsStrided) {
+  at::manual_seed(16);
+  Codebooks codebooks(3);
+  auto& state = codebooks.states[2];
+  for (auto* tensor : {&state.embed, &state.embed_avg, &state.cluster_size, &state.cooldown})
+    *tensor = tensor->transpose(0, -1).clone().transpose(0, -1);
+  const Codebooks expected = codebooks.clone();
+  expect_same(emulated({}, [&] { return codebooks.step(); }), expected.step());
+  expect_same_state(state, expected.states[2]);
+}
+
+TEST(CudaDeadCodes, CooldownsStayWithoutTokensInAnyHead) {
+  at::manual_seed(17);
+  Codebooks codebooks(4);
+  for (auto& state : codebooks.states) state.counts.zero_(), state.cooldown.fill_(3);
+  codebooks.expect_cpu_bits();
+  const Codebooks actual = codebooks.clone();
+  actual.states[1].counts[1][4] = 1;  // of the second head
+  emulated({}, [&] { return actual.step(); });
+  EXPECT_TRUE(actual.states[1].cooldown.eq(2).all().item<bool>());
+  EXPECT_TRUE(actual.states[3].cooldown.eq(3).all().item<bool>());
+}
+
+TEST(CudaDeadCodes, CodesInUseOnRequest) {
+  at::manual_seed(18);
+  Codebooks codebooks(4);
+  for (auto& state : codebooks.states) state.counts.fill_(2);
+  EXPECT_EQ(codebooks.expect_cpu_bits(), 0);
+  codebooks.options.replace_used = true;
+  EXPECT_GT(codebooks.expect_cpu_bits(), 0);
+}
+
+TEST(CudaDeadCodes, LaunchesDoNotGrowWithCodebooks) {
+  at::manual_seed(19);
+  for (const auto& [count, launches] : {std::pair{1, 9}, {16, 9}, {17, 18}}) {
+    const Codebooks codebooks(count);
+    const auto before = cuda_shim::launches();
+    emulated({}, [&] { return codebooks.step(); });
+    EXPECT_EQ(cuda_shim::launches() - before, launches);
+  }
 }
 
 }  // namespace
