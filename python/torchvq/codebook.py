@@ -219,6 +219,18 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
             return _ops.affine_codes(embed, *self.affine_state())
         return embed
 
+    def decode(self, indices: Tensor, heads: int, separate: bool) -> Tensor:
+        """Codes (*, heads * D) of int64 indices (*), or (*, heads); -1 gives zeros."""
+        codes, affine = self.decoding_codes()
+        decoded: Tensor = _ops.decode_indices(codes, indices, affine, heads, separate)
+        return decoded
+
+    def decoding_codes(self) -> tuple[Tensor, list[Tensor]]:
+        """The codes (H, K, D) as ``decode_indices`` takes them, with the affine map that it applies, if any."""
+        if self.affine_param and self.vq_bridge is None and self._replay is None:
+            return self.embed, self.affine_state()
+        return self.codes(), []
+
     def wide_embed(self) -> Tensor:
         """The codes in the dtype of the moving averages, for writing; ``store_embed`` completes the write."""
         embed = self.embed.detach()

@@ -427,7 +427,8 @@ class VectorQuantize(VectorQuantizeOptions):
         Raises:
             IndexError: for an index outside [-1, codebook_size).
         """
-        return self._layout.place_features(self._decode(indices))
+        codes = self._decode(as_int64("VectorQuantize", indices))
+        return codes.movedim(-1, 1) if self._channel_first else codes
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices: codes, then ``project_out``, in the same layout.
@@ -435,16 +436,11 @@ class VectorQuantize(VectorQuantizeOptions):
         indices = as_int64("VectorQuantize", indices)
         output = project(self.project_out, self._decode(indices))
         if self.has_projections:
-            absent = indices < 0 if self.heads == 1 else (indices < 0).all(-1)
-            output = output.masked_fill(absent.unsqueeze(-1), 0)
-        return self._layout.place_features(output)
+            output = _ops.zero_absent(output, indices)
+        return output.movedim(-1, 1) if self._channel_first else output
 
     def _decode(self, indices: Tensor) -> Tensor:
-        codes = _ops.lookup_codes(self._codebook.codes(), self._layout.split_indices(indices))
-        positions = indices.shape if self.heads == 1 else indices.shape[:-1]
-        if self.separate_codebook_per_head:
-            codes = codes.transpose(0, 1)
-        return codes.reshape(*positions, codes.shape[-1] * self.heads)
+        return self._codebook.decode(indices, self.heads, self.separate_codebook_per_head)
 
     def stats(self, synced: bool = False) -> CodebookStats:
         """The use of the codes in the last training forward: usage, perplexity, dead and replaced codes, entropy.

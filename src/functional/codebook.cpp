@@ -16,6 +16,7 @@
 #include "detail/codebook_average.h"
 #include "detail/precision.h"
 #include "distributed/two_words.h"
+#include "functional/affine_scale.h"
 
 namespace torchvq::functional {
 namespace {
@@ -99,11 +100,16 @@ void initialise_codebook_(at::Tensor initted, at::Tensor cluster_size, at::Tenso
   initted.logical_or_(any);
 }
 
+at::Tensor affine_scale(const at::Tensor& batch_variance, const at::Tensor& codebook_variance) {
+  return standard_deviation(batch_variance).div(standard_deviation(codebook_variance));
+}
+
 at::Tensor affine_codes(const at::Tensor& embed, const at::Tensor& batch_mean,
                         const at::Tensor& batch_variance, const at::Tensor& codebook_mean,
                         const at::Tensor& codebook_variance) {
-  const auto scale = standard_deviation(batch_variance).div(standard_deviation(codebook_variance));
-  return embed.sub(codebook_mean).mul(scale).add(batch_mean);
+  return embed.sub(codebook_mean)
+      .mul(affine_scale(batch_variance, codebook_variance))
+      .add(batch_mean);
 }
 
 at::Tensor affine_inputs(const at::Tensor& x, const at::Tensor& batch_mean,

@@ -40,9 +40,12 @@ def decode_sum(rvq: "ResidualVQ", indices: Tensor) -> Tensor:
         return total
     check_levels(indices, rvq.num_quantizers, rvq.quantize_dropout)
     levels = rvq.levels[: indices.shape[-1]]
-    rows = torch.stack([rvq.layout.split_indices(level) for level in indices.unbind(-1)], -1)
-    codes = _ops.residual_decode(rows, [level._codebook.codes() for level in levels])
-    return _by_position(rvq, codes, indices)
+    found = [level._codebook.decoding_codes() for level in levels]
+    affine = [own for _, of_level in found for own in of_level]
+    decoded: Tensor = _ops.decode_residual(
+        indices, [codes for codes, _ in found], affine, rvq.heads, rvq.layout.separate
+    )
+    return decoded
 
 
 def _by_position(rvq: "ResidualVQ", codes: Tensor, indices: Tensor) -> Tensor:
