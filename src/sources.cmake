@@ -229,6 +229,7 @@ set(TORCHVQ_SOURCES
   ops/any/scalar_noise.cpp
   ops/any/scalar_perturb.cpp
   ops/any/scalar_quantize.cpp
+  ops/any/score_passes.cpp
   ops/any/sign_entropy.cpp
   ops/any/sign_quantize.cpp
   ops/any/sign_step.cpp

@@ -8,6 +8,7 @@
 #include <ATen/ops/mm.h>
 
 #include "detail/precision.h"
+#include "ops/any/score_passes.h"
 
 namespace torchvq::detail {
 namespace {
@@ -48,7 +49,7 @@ CodeLogits::CodeLogits(const at::Tensor& codebook, Metric metric) : metric_(metr
     norms_ = unit.norms;
   } else {
     centre_ = codes_.mean(0, /*keepdim=*/true);
-    codes_ = codes_ - centre_;
+    codes_ = codes_.is_same(codebook) ? codes_ - centre_ : codes_.sub_(centre_);
     norms_ = squared_norms(codes_).t();
   }
 }
@@ -60,13 +61,14 @@ CodeLogits::Block CodeLogits::forward(const at::Tensor& x) const {
     return {at::mm(unit.rows, codes_.t()), unit.rows, unit.norms};
   }
   const auto tokens = rows - centre_;
-  const auto lengths = norms_ + squared_norms(tokens);
-  auto squares = at::addmm(lengths, tokens, codes_.t(), /*beta=*/1, /*alpha=*/-2);
-  squares.masked_fill_(squares.le(lengths * expansion_noise(tokens)), 0);
-  return {squares.sqrt_().neg_(), tokens, {}};
+  const auto lengths = squared_norms(tokens);
+  auto squares = norms_ + lengths;
+  squares.addmm_(tokens, codes_.t(), /*beta=*/1, /*alpha=*/-2);
+  negative_distances_(squares, norms_, lengths, expansion_noise(tokens));
+  return {squares, tokens, {}};
 }
 
-at::Tensor CodeLogits::backward(const Block& block, const at::Tensor& grad_logits,
+at::Tensor CodeLogits::backward(const Block& block, at::Tensor grad_logits,
                                 at::Tensor& grad_codes) const {
   if (metric_ == Metric::kCosine) {
     if (grad_codes.defined()) grad_codes.addmm_(grad_logits.t(), block.tokens);
@@ -74,7 +76,8 @@ at::Tensor CodeLogits::backward(const Block& block, const at::Tensor& grad_logit
   }
   // dl/dx = (x - c) / l; both sides have the same centre, so their
   // differences are those of x and c.
-  const auto pull = (grad_logits / block.logits).masked_fill_(block.logits.eq(0), 0);
+  divide_by_scores_(grad_logits, block.logits);
+  const auto& pull = grad_logits;
   if (grad_codes.defined()) {
     grad_codes.addmm_(pull.t(), block.tokens, /*beta=*/1, /*alpha=*/-1);
     grad_codes.addcmul_(codes_, pull.sum(0).unsqueeze(-1));
