@@ -107,9 +107,10 @@ namespace {
 
 /// Whether tokens (*, D) are copied faster as rows than element by element.
 bool are_rows(const at::Tensor& tokens, const at::Tensor& mask) {
-  return mask.scalar_type() == at::kBool && mask.dim() + 1 == tokens.dim() &&
-         mask.sizes() == tokens.sizes().slice(0, static_cast<size_t>(mask.dim())) &&
-         detail::is_plain(tokens) && detail::is_plain(mask);
+  // First, because a comparison of symbolic sizes would bind a graph to them.
+  return detail::is_plain(tokens) && detail::is_plain(mask) && mask.scalar_type() == at::kBool &&
+         mask.dim() + 1 == tokens.dim() &&
+         mask.sizes() == tokens.sizes().slice(0, static_cast<size_t>(mask.dim()));
 }
 
 /// The rows of tokens (*, D), zeros where the mask (*) is False; the tokens themselves where it is
