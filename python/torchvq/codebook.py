@@ -360,7 +360,10 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
             **tokens,
             statistics=statistics,
             **self.collecting(ranks),
-            **self.learning(ema_update, weight, statistics, accumulate=accumulate),
+            # Outside of training, as for update_ema_indices(), the averages move and no code is replaced.
+            **self.learning(
+                ema_update, weight, statistics, accumulate=accumulate, replaces=self.training
+            ),
         )
         self.keep_in_shards()
         return learnt[0] if counts is None else counts
@@ -397,6 +400,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         statistics: Sequence[Tensor] = (),
         *,
         accumulate: bool = False,
+        replaces: bool = True,
     ) -> dict[str, Any]:
         """The arguments of operators that learn; a weight that is a function gets the statistics."""
         arguments: dict[str, Any] = dict(
@@ -406,7 +410,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
             by_gradient="embed" in self._parameters,
             vqp_compat=self.vqp_compat,
         )
-        if self.has_dead_code_replacement:
+        if self.has_dead_code_replacement and replaces:
             arguments |= self._thresholds()
         if self.keeps_statistics:
             arguments["sync_every"] = 0 if accumulate else self.sync_every

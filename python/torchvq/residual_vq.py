@@ -300,7 +300,7 @@ class ResidualVQ(nn.Module):
         """
         layout = self.layout
         layout.check_input(x)
-        beam = beam_of(self, beam_size)
+        beam = beam_of(self, beam_size, sample_codebook_temp)
         targets = targets_of(self, x, indices, sample_codebook_temp)
         token_mask = layout.token_mask(x, mask, None)
         first, codebooks = self.levels[0], self._codebooks()

@@ -465,7 +465,7 @@ class VectorQuantize(VectorQuantizeOptions):
         return self._ema_update
 
     def update_ema_indices(self, x: Tensor, indices: Tensor, mask: Tensor | None = None) -> None:
-        """One codebook update from tokens with known indices.
+        """One codebook update from tokens with known indices; in evaluation without replacement of dead codes.
 
         Args:
             x: as for ``forward``; projected here.
