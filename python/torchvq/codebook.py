@@ -219,18 +219,6 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
             return _ops.affine_codes(embed, *self.affine_state())
         return embed
 
-    def decode(self, indices: Tensor, heads: int, separate: bool) -> Tensor:
-        """Codes (*, heads * D) of int64 indices (*), or (*, heads); -1 gives zeros."""
-        codes, affine = self.decoding_codes()
-        decoded: Tensor = _ops.decode_indices(codes, indices, affine, heads, separate)
-        return decoded
-
-    def decoding_codes(self) -> tuple[Tensor, list[Tensor]]:
-        """The codes (H, K, D) as ``decode_indices`` takes them, with the affine map that it applies, if any."""
-        if self.affine_param and self.vq_bridge is None and self._replay is None:
-            return self.embed, self.affine_state()
-        return self.codes(), []
-
     def wide_embed(self) -> Tensor:
         """The codes in the dtype of the moving averages, for writing; ``store_embed`` completes the write."""
         embed = self.embed.detach()
@@ -328,7 +316,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         weight: EmaWeight | None = None,
         ranks: Ranks = ALONE,
     ) -> Tensor | None:
-        """Updates the averages, then the codes, then replaces dead codes: all changes of a training step.
+        """All changes of a training step: averages, codes, replacement of dead codes. The last only in training mode.
 
         Args:
             x: tokens (H, N, D), unit vectors for the cosine metric.
@@ -360,10 +348,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
             **tokens,
             statistics=statistics,
             **self.collecting(ranks),
-            # Outside of training, as for update_ema_indices(), the averages move and no code is replaced.
-            **self.learning(
-                ema_update, weight, statistics, accumulate=accumulate, replaces=self.training
-            ),
+            **self.learning(ema_update, weight, statistics, accumulate, self.training),
         )
         self.keep_in_shards()
         return learnt[0] if counts is None else counts
@@ -398,7 +383,6 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         ema_update: bool,
         weight: EmaWeight | None = None,
         statistics: Sequence[Tensor] = (),
-        *,
         accumulate: bool = False,
         replaces: bool = True,
     ) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import make_projections, project, projects_nothing
 from torchvq._base.ranks import group_name, ranks_of
 from torchvq._codebook import forward as _forward
+from torchvq._codebook.decoding import decode
 from torchvq._codebook.in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
 from torchvq._codebook.request import Request, check_call
 from torchvq._codebook.stats import CodebookStats, keep_counts, read_stats
@@ -440,7 +441,7 @@ class VectorQuantize(VectorQuantizeOptions):
         return output.movedim(-1, 1) if self._channel_first else output
 
     def _decode(self, indices: Tensor) -> Tensor:
-        return self._codebook.decode(indices, self.heads, self.separate_codebook_per_head)
+        return decode(self._codebook, indices, self.heads, self.separate_codebook_per_head)
 
     def stats(self, synced: bool = False) -> CodebookStats:
         """The use of the codes in the last training forward: usage, perplexity, dead and replaced codes, entropy.

@@ -32,8 +32,15 @@ def affine_state(heads: int, dim: int, dtype: torch.dtype) -> list[Tensor]:
 @pytest.mark.parametrize("affine", [False, True])
 @pytest.mark.parametrize(
     ("shape", "heads", "separate"),
-    [((2, 9), 1, False), ((3, 4, 2), 2, False), ((3, 4, 2), 2, True), ((), 1, False), ((2,), 2, False), ((0, 3), 1, True)],
-)  # fmt: skip
+    [
+        ((2, 9), 1, False),
+        ((3, 4, 2), 2, False),
+        ((3, 4, 2), 2, True),
+        ((), 1, False),
+        ((2,), 2, False),
+        ((0, 3), 1, True),
+    ],
+)
 def test_plain_decoding_has_the_bits_of_the_operators(shape, heads, separate, affine, dtype):
     codebook = rand(heads if separate else 1, 7, 5, dtype=dtype)
     state = affine_state(codebook.shape[0], 5, dtype) if affine else []

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base.wide_buffers import HALF
+from torchvq._codebook.decoding import decoding_codes
 from torchvq._residual.calls import check_levels
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def decode_sum(rvq: "ResidualVQ", indices: Tensor) -> Tensor:
         return total
     check_levels(indices, rvq.num_quantizers, rvq.quantize_dropout)
     levels = rvq.levels[: indices.shape[-1]]
-    found = [level._codebook.decoding_codes() for level in levels]
+    found = [decoding_codes(level._codebook) for level in levels]
     affine = [own for _, of_level in found for own in of_level]
     decoded: Tensor = _ops.decode_residual(
         indices, [codes for codes, _ in found], affine, rvq.heads, rvq.layout.separate
