@@ -5,6 +5,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
 #include "detail/precision.h"
@@ -15,7 +16,19 @@ namespace {
 
 constexpr double kNormFloor = 1e-12;
 
-at::Tensor squared_norms(const at::Tensor& rows) { return rows.square().sum(-1, /*keepdim=*/true); }
+/// (n, 1). In memory by parts whose squares stay in the cache; each row is summed as in the whole.
+at::Tensor squared_norms(const at::Tensor& rows) {
+  constexpr int64_t kPart = int64_t{1} << 15;
+  if (!rows.is_cpu() || rows.numel() <= kPart) return rows.square().sum(-1, /*keepdim=*/true);
+  auto norms = at::empty({rows.size(0), 1}, rows.options());
+  const int64_t step = std::max<int64_t>(1, kPart / rows.size(1));
+  for (int64_t from = 0; from < rows.size(0); from += step) {
+    const int64_t count = std::min(step, rows.size(0) - from);
+    norms.narrow(0, from, count)
+        .copy_(rows.narrow(0, from, count).square().sum(-1, /*keepdim=*/true));
+  }
+  return norms;
+}
 
 /// Squared distances below this multiple of the squared norms are rounding errors of the expansion.
 double expansion_noise(const at::Tensor& rows) {
@@ -44,9 +57,9 @@ int64_t tokens_per_block(const at::Tensor& codebook) {
 CodeLogits::CodeLogits(const at::Tensor& codebook, Metric metric) : metric_(metric) {
   codes_ = codebook.to(sum_dtype(codebook));
   if (metric_ == Metric::kCosine) {
-    const auto unit = unit_rows_and_norms(codes_);
-    codes_ = unit.rows;
-    norms_ = unit.norms;
+    norms_ = squared_norms(codes_).sqrt_();
+    const auto divisors = norms_.clamp_min(kNormFloor);
+    codes_ = codes_.is_same(codebook) ? codes_.div(divisors) : codes_.div_(divisors);
   } else {
     centre_ = codes_.mean(0, /*keepdim=*/true);
     codes_ = codes_.is_same(codebook) ? codes_ - centre_ : codes_.sub_(centre_);
