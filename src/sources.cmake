@@ -11,6 +11,7 @@ set(TORCHVQ_SOURCES
   detail/ordered_sum.cpp
   detail/product_dtype.cpp
   detail/random_tensor.cpp
+  detail/readable.cpp
   detail/root.cpp
   detail/row_keys.cpp
   detail/scalar_levels.cpp
@@ -53,6 +54,7 @@ set(TORCHVQ_SOURCES
   functional/average_gradients.cpp
   functional/binary_codes.cpp
   functional/codebook.cpp
+  functional/decode.cpp
   functional/distribution.cpp
   functional/estimate.cpp
   functional/evaluate.cpp
@@ -227,6 +229,7 @@ set(TORCHVQ_SOURCES
   ops/any/scalar_noise.cpp
   ops/any/scalar_perturb.cpp
   ops/any/scalar_quantize.cpp
+  ops/any/score_passes.cpp
   ops/any/sign_entropy.cpp
   ops/any/sign_quantize.cpp
   ops/any/sign_step.cpp

@@ -316,7 +316,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         weight: EmaWeight | None = None,
         ranks: Ranks = ALONE,
     ) -> Tensor | None:
-        """Updates the averages, then the codes, then replaces dead codes: all changes of a training step.
+        """All changes of a training step: averages, codes, replacement of dead codes. The last only in training mode.
 
         Args:
             x: tokens (H, N, D), unit vectors for the cosine metric.
@@ -348,7 +348,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
             **tokens,
             statistics=statistics,
             **self.collecting(ranks),
-            **self.learning(ema_update, weight, statistics, accumulate=accumulate),
+            **self.learning(ema_update, weight, statistics, accumulate, self.training),
         )
         self.keep_in_shards()
         return learnt[0] if counts is None else counts
@@ -383,8 +383,8 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         ema_update: bool,
         weight: EmaWeight | None = None,
         statistics: Sequence[Tensor] = (),
-        *,
         accumulate: bool = False,
+        replaces: bool = True,
     ) -> dict[str, Any]:
         """The arguments of operators that learn; a weight that is a function gets the statistics."""
         arguments: dict[str, Any] = dict(
@@ -394,7 +394,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
             by_gradient="embed" in self._parameters,
             vqp_compat=self.vqp_compat,
         )
-        if self.has_dead_code_replacement:
+        if self.has_dead_code_replacement and replaces:
             arguments |= self._thresholds()
         if self.keeps_statistics:
             arguments["sync_every"] = 0 if accumulate else self.sync_every

@@ -297,7 +297,7 @@ class FSP(NoisyModule):
         if self.has_projections:
             codes = project(self.project_out, codes)
             # The output of masked tokens is 0; the bias of the projection would change it.
-            codes = codes.masked_fill(indices.lt(0).unsqueeze(-1), 0)
+            codes = _ops.zero_absent(codes, indices)
         return codes.movedim(-1, 1) if self.channel_first and indices.dim() > 0 else codes
 
     # Stages of forward -------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torchvq._base.constants import to_default_device
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect
-from torchvq._base.projection import make_projections, project, projects_nothing
+from torchvq._base.projection import is_wide, make_projections, project, projects_nothing
 from torchvq._base.random_state import RandomState
 from torchvq._base.ranks import everybody, noise_rng
 from torchvq._base.wide_buffers import wide_default
@@ -295,7 +295,7 @@ class FSQ(RandomState):
         output = project(self.project_out, codes)
         if self.has_projections:
             # The output of masked tokens is 0; the bias of the projection would change it.
-            output = output.masked_fill(stacked.lt(0).all(-1, keepdim=True), 0)
+            output = _ops.zero_absent(output, stacked)
         # (B, dim) has no position axis to move.
         layout = self._layout_of(output.dim())
         return layout.place_features(output) if output.dim() > 2 else output
@@ -312,10 +312,10 @@ class FSQ(RandomState):
     @property
     def _code_dtype(self) -> torch.dtype:
         # Stacks ask once a level, and a walk over all modules takes longer than the decoding of few tokens.
-        state = [buffer for buffer in self._buffers.values() if buffer is not None]
+        state = self._buffers.values()
+        wide = any(own is not None and own.dtype == torch.float64 for own in state)
         if self.has_projections:
-            state += [*self.project_in.parameters(), *self.project_out.parameters()]
-        wide = any(tensor.dtype == torch.float64 for tensor in state)
+            wide = wide or is_wide(self.project_in) or is_wide(self.project_out)
         return torch.float64 if wide else torch.float32
 
     @property

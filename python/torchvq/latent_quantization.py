@@ -257,7 +257,7 @@ class LatentQuantize(nn.Module):
         if project_out and self.has_projections:
             codes = project(self.project_out, codes)
             # The output of masked tokens is 0; the bias of the projection would change it.
-            codes = codes.masked_fill(indices.lt(0).all(-1, keepdim=True), 0)
+            codes = _ops.zero_absent(codes, indices)
         return codes.movedim(-1, 1) if self.channel_first else codes
 
     def commitment_loss(self, z: Tensor, zhat: Tensor, reduce: str = "mean") -> Tensor:

@@ -13,7 +13,7 @@ from torchvq._base.constants import to_default_device
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, keep_values
-from torchvq._base.projection import project, projects_nothing
+from torchvq._base.projection import project, projects_nothing, weight_of
 from torchvq._base.random_state import RandomState
 from torchvq._base.ranks import group_name
 from torchvq._base.wide_buffers import HALF, wide_default
@@ -379,15 +379,13 @@ class LFQ(RandomState):
             codes = _ops.rotate_features(codes, self.orthogonal_rot, inverse=True)
         output = codes.flatten(-2)
         if project_out and self.has_projections:
-            output = project(self.project_out, output)
-            absent = (per_codebook < 0).all(-1, keepdim=True)
-            output = output.masked_fill(absent, 0)
+            output = _ops.zero_absent(project(self.project_out, output), per_codebook)
         positions = per_codebook.dim() - 1
         maps = positions >= 3 if self.channel_first is None else self.channel_first
         return output.movedim(-1, 1) if maps and output.dim() > 2 else output
 
     def _parameter_dtype(self) -> torch.dtype:
-        parameter = next(self.project_out.parameters(), None)
+        parameter = weight_of(self.project_out)
         return torch.float32 if parameter is None else parameter.dtype
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.contained import contained
 from torchvq._base.options import check_options, expect
+from torchvq._base.projection import is_wide
 from torchvq._residual.engine import stack_levels
 from torchvq._residual.stack import LevelResult, ResidualStack, StackResult
 from torchvq._scalar import lookup_free as _lookup_free
@@ -209,7 +210,7 @@ class ResidualLFQ(ResidualStack):
 
     def decode_level(self, index: int, indices: Tensor) -> Tensor:
         level = self.quantizers[index]
-        wide = any(parameter.dtype == torch.float64 for parameter in self.parameters())
+        wide = self.has_projections and (is_wide(self.project_in) or is_wide(self.project_out))
         codes = _ops.sign_decode(
             indices,
             level.codebook_dim,

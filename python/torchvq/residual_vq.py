@@ -300,7 +300,7 @@ class ResidualVQ(nn.Module):
         """
         layout = self.layout
         layout.check_input(x)
-        beam = beam_of(self, beam_size)
+        beam = beam_of(self, beam_size, sample_codebook_temp)
         targets = targets_of(self, x, indices, sample_codebook_temp)
         token_mask = layout.token_mask(x, mask, None)
         first, codebooks = self.levels[0], self._codebooks()
@@ -449,8 +449,7 @@ class ResidualVQ(nn.Module):
         indices = as_int64("ResidualVQ", indices)
         output = project(self.project_out, decode_sum(self, indices))
         if self.has_projections:
-            absent = (indices < 0).flatten(-2).all(-1) if self.heads > 1 else (indices < 0).all(-1)
-            output = output.masked_fill(absent.unsqueeze(-1), 0)
+            output = _ops.zero_absent(output, indices)
         # (B, dim) has no position axis to move.
         return self.layout.place_features(output) if output.dim() > 2 else output
 

@@ -17,6 +17,7 @@ from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import make_projections, project, projects_nothing
 from torchvq._base.ranks import group_name, ranks_of
 from torchvq._codebook import forward as _forward
+from torchvq._codebook.decoding import decode
 from torchvq._codebook.in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
 from torchvq._codebook.request import Request, check_call
 from torchvq._codebook.stats import CodebookStats, keep_counts, read_stats
@@ -427,7 +428,8 @@ class VectorQuantize(VectorQuantizeOptions):
         Raises:
             IndexError: for an index outside [-1, codebook_size).
         """
-        return self._layout.place_features(self._decode(indices))
+        codes = self._decode(as_int64("VectorQuantize", indices))
+        return codes.movedim(-1, 1) if self._channel_first else codes
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices: codes, then ``project_out``, in the same layout.
@@ -435,16 +437,11 @@ class VectorQuantize(VectorQuantizeOptions):
         indices = as_int64("VectorQuantize", indices)
         output = project(self.project_out, self._decode(indices))
         if self.has_projections:
-            absent = indices < 0 if self.heads == 1 else (indices < 0).all(-1)
-            output = output.masked_fill(absent.unsqueeze(-1), 0)
-        return self._layout.place_features(output)
+            output = _ops.zero_absent(output, indices)
+        return output.movedim(-1, 1) if self._channel_first else output
 
     def _decode(self, indices: Tensor) -> Tensor:
-        codes = _ops.lookup_codes(self._codebook.codes(), self._layout.split_indices(indices))
-        positions = indices.shape if self.heads == 1 else indices.shape[:-1]
-        if self.separate_codebook_per_head:
-            codes = codes.transpose(0, 1)
-        return codes.reshape(*positions, codes.shape[-1] * self.heads)
+        return decode(self._codebook, indices, self.heads, self.separate_codebook_per_head)
 
     def stats(self, synced: bool = False) -> CodebookStats:
         """The use of the codes in the last training forward: usage, perplexity, dead and replaced codes, entropy.
@@ -469,7 +466,7 @@ class VectorQuantize(VectorQuantizeOptions):
         return self._ema_update
 
     def update_ema_indices(self, x: Tensor, indices: Tensor, mask: Tensor | None = None) -> None:
-        """One codebook update from tokens with known indices.
+        """One codebook update from tokens with known indices; in evaluation without replacement of dead codes.
 
         Args:
             x: as for ``forward``; projected here.

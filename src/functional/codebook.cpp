@@ -16,6 +16,7 @@
 #include "detail/codebook_average.h"
 #include "detail/precision.h"
 #include "distributed/two_words.h"
+#include "functional/affine_scale.h"
 
 namespace torchvq::functional {
 namespace {
@@ -99,11 +100,22 @@ void initialise_codebook_(at::Tensor initted, at::Tensor cluster_size, at::Tenso
   initted.logical_or_(any);
 }
 
+at::Tensor affine_scale(const at::Tensor& batch_variance, const at::Tensor& codebook_variance) {
+  return standard_deviation(batch_variance).div(standard_deviation(codebook_variance));
+}
+
 at::Tensor affine_codes(const at::Tensor& embed, const at::Tensor& batch_mean,
                         const at::Tensor& batch_variance, const at::Tensor& codebook_mean,
                         const at::Tensor& codebook_variance) {
-  const auto scale = standard_deviation(batch_variance).div(standard_deviation(codebook_variance));
-  return embed.sub(codebook_mean).mul(scale).add(batch_mean);
+  constexpr auto op = "affine_codes";
+  detail::check_defined(op, "embed", embed);
+  detail::check_defined(op, "batch_mean", batch_mean);
+  detail::check_defined(op, "batch_variance", batch_variance);
+  detail::check_defined(op, "codebook_mean", codebook_mean);
+  detail::check_defined(op, "codebook_variance", codebook_variance);
+  return embed.sub(codebook_mean)
+      .mul(affine_scale(batch_variance, codebook_variance))
+      .add(batch_mean);
 }
 
 at::Tensor affine_inputs(const at::Tensor& x, const at::Tensor& batch_mean,
@@ -148,6 +160,8 @@ at::Tensor averages_of_codes(const at::Tensor& embed, const at::Tensor& cluster_
 }
 
 at::Tensor has_tokens(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
+  detail::check_defined("has_tokens", "x", x);
+  if (mask) detail::check_defined("has_tokens", "mask", *mask);
   return counted_rows(x, mask).squeeze(-1).any(1, /*keepdim=*/true);
 }
 

@@ -1,5 +1,6 @@
 #include <torchvq/functional/latent_codes.h>
 
+#include <algorithm>
 #include <vector>
 
 #include <ATen/TensorOperators.h>
@@ -7,12 +8,14 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <torch/library.h>
 #include <torchvq/ops/scalar_decode.h>
 
 #include "detail/checks.h"
 #include "detail/precision.h"
+#include "detail/readable.h"
 #include "detail/scalar_levels.h"
 
 namespace torchvq::functional {
@@ -65,8 +68,51 @@ std::vector<at::Tensor> latent_values(at::IntArrayRef levels) {
   return values;
 }
 
+namespace {
+
+/// Whether the values are numbers in memory without a gradient.
+bool are_plain(at::TensorList values) {
+  const auto dtype = values[0].scalar_type();
+  return (dtype == at::kFloat || dtype == at::kDouble) &&
+         std::all_of(values.begin(), values.end(), [&](const at::Tensor& own) {
+           return own.scalar_type() == dtype && detail::is_plain(own);
+         });
+}
+
+/// latent_decode() of indices and values in memory, in one pass.
+template <typename T>
+at::Tensor decode_plain(const at::Tensor& indices, at::TensorList values, at::IntArrayRef levels) {
+  const int64_t most = detail::scalar_basis(levels).back() * levels.back();
+  const auto dim = static_cast<int64_t>(levels.size());
+  auto sizes = indices.sizes().vec();
+  sizes.push_back(dim);
+  auto codes = at::empty(sizes, values[0].options().requires_grad(false));
+  std::vector<const T*> tables;
+  for (const auto& own : values) tables.push_back(own.const_data_ptr<T>());
+  const auto* from = indices.const_data_ptr<int64_t>();
+  auto* to = codes.template mutable_data_ptr<T>();
+  for (int64_t row = 0; row < indices.numel(); ++row) {
+    int64_t rest = from[row];
+    TORCH_CHECK_INDEX(rest >= -1 && rest < most, "latent_decode: expected indices to be in [-1, ",
+                      most, "), but got ", rest);
+    for (size_t j = 0; j < tables.size(); ++j) {
+      *to++ = rest < 0 ? T(0) : tables[j][rest % levels[j]];
+      rest = rest < 0 ? rest : rest / levels[j];
+    }
+  }
+  return codes;
+}
+
+}  // namespace
+
 at::Tensor latent_decode(const at::Tensor& indices, at::TensorList values) {
   const auto levels = levels_of(values);
+  if (indices.scalar_type() == at::kLong && !values.empty() && detail::is_plain(indices) &&
+      are_plain(values)) {
+    detail::check_scalar_levels("latent_decode", levels, 2);
+    return values[0].scalar_type() == at::kDouble ? decode_plain<double>(indices, values, levels)
+                                                  : decode_plain<float>(indices, values, levels);
+  }
   const auto digits = ops::scalar_level_indices(indices, levels);
   const auto table = at::cat(values);
   std::vector<at::Tensor> columns;

@@ -1,15 +1,20 @@
+#include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
 #include <torch/library.h>
 #include <torchvq/functional/layout.h>
 
 #include "detail/checks.h"
+#include "detail/readable.h"
 
 namespace torchvq::functional {
 namespace {
 
 using c10::SymInt;
 using Sizes = std::vector<SymInt>;
+
+constexpr int64_t kFilledBytesPerTask = 65536;
 
 /// The position axes of an input of this shape: all except batch and features.
 Sizes position_sizes(c10::SymIntArrayRef sizes, bool channel_first) {
@@ -98,9 +103,45 @@ at::Tensor split_indices(const at::Tensor& indices, int64_t heads, bool separate
   return separate ? indices.flatten(0, -2).transpose(0, 1) : indices.flatten().unsqueeze(0);
 }
 
+namespace {
+
+/// Whether tokens (*, D) are copied faster as rows than element by element.
+bool are_rows(const at::Tensor& tokens, const at::Tensor& mask) {
+  // First, because a comparison of symbolic sizes would bind a graph to them.
+  return detail::is_plain(tokens) && detail::is_plain(mask) && mask.scalar_type() == at::kBool &&
+         mask.dim() + 1 == tokens.dim() &&
+         mask.sizes() == tokens.sizes().slice(0, static_cast<size_t>(mask.dim()));
+}
+
+/// The rows of tokens (*, D), zeros where the mask (*) is False; the tokens themselves where it is
+/// True everywhere.
+at::Tensor masked_rows(const at::Tensor& tokens, const at::Tensor& mask) {
+  const auto* real = mask.const_data_ptr<bool>();
+  if (std::all_of(real, real + mask.numel(), [](bool own) { return own; })) return tokens;
+  auto filled = at::empty(tokens.sizes(), tokens.options().requires_grad(false));
+  const auto bytes = static_cast<size_t>(tokens.size(-1)) * tokens.element_size();
+  const auto* from = static_cast<const char*>(tokens.const_data_ptr());
+  auto* to = static_cast<char*>(filled.mutable_data_ptr());
+  const int64_t grain = 1 + kFilledBytesPerTask / (static_cast<int64_t>(bytes) + 1);
+  at::parallel_for(0, mask.numel(), grain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const auto place = static_cast<size_t>(row) * bytes;
+      if (real[row]) {
+        std::memcpy(to + place, from + place, bytes);
+      } else {
+        std::memset(to + place, 0, bytes);
+      }
+    }
+  });
+  return filled;
+}
+
+}  // namespace
+
 at::Tensor fill_masked(const at::Tensor& tokens, const at::Tensor& mask) {
   detail::check_defined("fill_masked", "tokens", tokens);
   detail::check_defined("fill_masked", "mask", mask);
+  if (are_rows(tokens, mask)) return masked_rows(tokens, mask);
   return tokens.masked_fill(mask.logical_not().unsqueeze(-1), 0);
 }
 
@@ -108,6 +149,7 @@ at::Tensor fill_padding(const at::Tensor& output, const at::Tensor& mask,
                         const std::optional<at::Tensor>& padding) {
   detail::check_defined("fill_padding", "output", output);
   detail::check_defined("fill_padding", "mask", mask);
+  if (!padding && are_rows(output, mask)) return masked_rows(output, mask);
   const bool candidates = output.dim() == 4;
   const auto feature_mask = candidates ? mask.unsqueeze(-1).unsqueeze(-1) : mask.unsqueeze(-1);
   if (!padding) {

@@ -29,6 +29,10 @@ at::Tensor with_graph(const at::Tensor& loss) {
 
 at::Tensor candidate_commitment_loss(const at::Tensor& inputs, const at::Tensor& codes,
                                      const std::optional<at::Tensor>& mask) {
+  constexpr auto op = "candidate_commitment_loss";
+  detail::check_defined(op, "inputs", inputs);
+  detail::check_defined(op, "codes", codes);
+  if (mask) detail::check_defined(op, "mask", *mask);
   const auto loss = inputs.unsqueeze(2).sub(codes).square().mean(-1);
   return mask ? loss.masked_fill(mask->logical_not().unsqueeze(-1), 0) : loss;
 }
@@ -37,6 +41,7 @@ at::Tensor weighted_loss(at::TensorList terms, at::ArrayRef<double> weights, boo
   TORCH_CHECK_VALUE(terms.size() == weights.size() && !terms.empty(),
                     "weighted_loss: expected one weight per term, but got ", terms.size(),
                     " terms and ", weights.size(), " weights");
+  for (const auto& term : terms) detail::check_defined("weighted_loss", "terms", term);
   at::Tensor total;
   bool is_a_term = false;
   for (size_t i = 0; i < terms.size(); ++i) {

@@ -8,10 +8,15 @@
 
 #include <torchvq/ops/ema_finish_.h>
 
+#include "detail/checks.h"
+
 namespace torchvq::functional {
 
 at::Tensor wide_codes(const at::Tensor& embed, const at::Tensor& cluster_size,
                       const at::Tensor& embed_avg, double eps, const std::string& metric) {
+  detail::check_defined("wide_codes", "embed", embed);
+  detail::check_defined("wide_codes", "cluster_size", cluster_size);
+  detail::check_defined("wide_codes", "embed_avg", embed_avg);
   at::NoGradGuard no_grad;
   const auto wide = embed.to(embed_avg.scalar_type());
   const auto averaged = wide.clone();

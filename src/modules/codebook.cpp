@@ -311,7 +311,9 @@ std::optional<torch::Tensor> CodebookImpl::learn(const torch::Tensor& x,
   if (!learns(ema_update || accumulate)) {
     return std::nullopt;
   }
-  const auto how = learning(ema_update, ranks, accumulate);
+  auto how = learning(ema_update, ranks, accumulate);
+  // Outside of training, as for update_ema_indices(), the averages move and no code is replaced.
+  if (!is_training()) how.threshold(0).threshold_fraction(0);
   const std::vector<functional::StepTokens> tokens{{raw_inputs(x), indices, mask}};
   if (keeps_statistics() || (!accumulate && !pending_)) {
     return functional::learn_codebooks_({state()}, tokens, how, weight)[0];

@@ -9,6 +9,7 @@
 
 #include <torchvq/distributed/ranks.h>
 #include <torchvq/distributed/replicas.h>
+#include <torchvq/functional/decode.h>
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/vqp_compat.h>
 #include <torchvq/ops/scalar_decode.h>
@@ -159,7 +160,7 @@ torch::Tensor FSPImpl::indices_to_codes(const torch::Tensor& indices, double eps
                                      wide ? at::kDouble : at::kFloat);
   if (project_out) {
     // The output of masked tokens is 0; the bias of the projection would change it.
-    codes = detail::apply_linear(project_out, codes).masked_fill(indices.lt(0).unsqueeze(-1), 0);
+    codes = F::zero_absent(detail::apply_linear(project_out, codes), indices);
   }
   return options.channel_first() && indices.dim() > 0 ? codes.movedim(-1, 1) : codes;
 }

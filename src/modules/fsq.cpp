@@ -7,6 +7,7 @@
 #include <ATen/ops/arange.h>
 
 #include <torchvq/functional/codebook.h>
+#include <torchvq/functional/decode.h>
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/quantize_scalars.h>
 #include <torchvq/functional/rotate_features.h>
@@ -198,7 +199,7 @@ torch::Tensor FSQImpl::indices_to_codes(const torch::Tensor& indices) {
   if (project_out) {
     output = detail::apply_linear(project_out, output);
     // The output of masked tokens is 0; the bias of the projection would change it.
-    output = output.masked_fill(stacked.lt(0).all(-1, /*keepdim=*/true), 0);
+    output = F::zero_absent(output, stacked);
   }
   // (B, dim) has no position axis to move.
   return output.dim() > 2 ? layout_of(*this, output.dim()).place_features(output) : output;

@@ -9,6 +9,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <torchvq/distributed/replicas.h>
+#include <torchvq/functional/decode.h>
 #include <torchvq/functional/latent_codes.h>
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/vqp_compat.h>
@@ -248,8 +249,7 @@ torch::Tensor LatentQuantizeImpl::indices_to_codes(const torch::Tensor& indices_
   auto codes = F::latent_decode(F::wide_indices(indices), values()).flatten(-2);
   if (with_projection && project_out) {
     // The output of masked tokens is 0; the bias of the projection would change it.
-    codes = detail::apply_linear(project_out, codes)
-                .masked_fill(indices.lt(0).all(-1, /*keepdim=*/true), 0);
+    codes = F::zero_absent(detail::apply_linear(project_out, codes), indices);
   }
   return options.channel_first() ? codes.movedim(-1, 1) : codes;
 }

@@ -11,6 +11,7 @@
 #include <torchvq/distributed/ranks.h>
 #include <torchvq/distributed/replicas.h>
 #include <torchvq/functional/codebook.h>
+#include <torchvq/functional/decode.h>
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/lookup_free.h>
 #include <torchvq/functional/rotate_features.h>
@@ -277,8 +278,7 @@ torch::Tensor LFQImpl::indices_to_codes(const torch::Tensor& indices, bool with_
   output = output.flatten(-2);
   if (with_projection && project_out) {
     // The output of masked tokens is 0; the bias of the projection would change it.
-    output = detail::apply_linear(project_out, output)
-                 .masked_fill(stacked.lt(0).all(-1, /*keepdim=*/true), 0);
+    output = F::zero_absent(detail::apply_linear(project_out, output), stacked);
   }
   const bool maps = options.channel_first().value_or(stacked.dim() >= 4);
   return maps && output.dim() > 2 ? output.movedim(-1, 1) : output;

@@ -54,7 +54,8 @@ void prepare_levels(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRe
   }
 }
 
-int64_t beam_of(const ResidualVQImpl& rvq, std::optional<int64_t> size) {
+int64_t beam_of(const ResidualVQImpl& rvq, std::optional<int64_t> size,
+                std::optional<double> temperature) {
   const auto& options = rvq.options;
   TORCH_CHECK_VALUE(size.value_or(1) >= 1,
                     "ResidualVQ: expected beam_size to be at least 1, but got ", size.value_or(1));
@@ -72,7 +73,9 @@ int64_t beam_of(const ResidualVQImpl& rvq, std::optional<int64_t> size) {
                       " to be off in training with beam_size ", beam,
                       " (use eval_beam_size for a beam in evaluation alone), but got True");
   };
-  refuse(options.vq().stochastic_sample_codes(), "stochastic_sample_codes");
+  // At temperature 0 samples are the nearest codes.
+  const bool samples = temperature.value_or(options.vq().sample_codebook_temp()) > 0;
+  refuse(options.vq().stochastic_sample_codes() && samples, "stochastic_sample_codes");
   refuse(static_cast<bool>(options.vq().in_place_codebook_optimizer()),
          "in_place_codebook_optimizer");
   return beam;

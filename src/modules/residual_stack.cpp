@@ -4,6 +4,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <torchvq/functional/decode.h>
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/residual_quantize.h>
 
@@ -128,7 +129,7 @@ at::Tensor stack_output(const StackFamily& family, const at::Tensor& indices, bo
   if (family.project_out) {
     output = apply_linear(family.project_out, output);
     // The output of masked tokens is 0; the bias of the projection would change it.
-    output = output.masked_fill(indices.lt(0).all(-1, /*keepdim=*/true), 0);
+    output = F::zero_absent(output, indices);
   }
   // (B, dim) has no position axis to move.
   return output.dim() > 2 ? family.layout.place_features(output) : output;

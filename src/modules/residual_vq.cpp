@@ -6,6 +6,7 @@
 #include <ATen/ops/stack.h>
 #include <torch/nn/modules/container/modulelist.h>
 
+#include <torchvq/functional/decode.h>
 #include <torchvq/functional/layout.h>
 #include <torchvq/ops/lookup_codes.h>
 
@@ -205,9 +206,7 @@ torch::Tensor ResidualVQImpl::get_output_from_indices(const torch::Tensor& indic
   if (project_out) {
     output = detail::apply_linear(project_out, output);
     // The output of masked tokens is 0; the bias of the projection would change it.
-    const auto absent = indices.lt(0);
-    const auto nowhere = (options.heads() > 1 ? absent.flatten(-2) : absent).all(-1);
-    output = output.masked_fill(nowhere.unsqueeze(-1), 0);
+    output = functional::zero_absent(output, indices);
   }
   // (B, dim) has no position axis to move.
   return output.dim() > 2 ? detail::layout_of(*this).place_features(output) : output;

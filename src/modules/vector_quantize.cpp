@@ -7,6 +7,7 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <torchvq/functional/codebook.h>
+#include <torchvq/functional/decode.h>
 #include <torchvq/functional/layout.h>
 #include <torchvq/ops/advance_rng_.h>
 #include <torchvq/ops/lookup_codes.h>
@@ -15,6 +16,7 @@
 #include "detail/checks.h"
 #include "modules/call_checks.h"
 #include "modules/copy_tensors.h"
+#include "modules/decoding.h"
 #include "modules/in_place.h"
 #include "modules/layout.h"
 #include "modules/messages.h"
@@ -240,9 +242,10 @@ void VectorQuantizeImpl::set_codebook(const torch::Tensor& codes) {
 }
 
 torch::Tensor VectorQuantizeImpl::decode(const torch::Tensor& indices) {
-  const auto layout = detail::layout_of(options, kVectorQuantize);
-  return layout.join_heads(
-      ops::lookup_codes(codebook_state->codes(), layout.split_indices(indices)), indices.sizes());
+  detail::check_defined(kVectorQuantize, "indices", indices);
+  const auto [codes, affine] = detail::decoding_codes(*codebook_state);
+  return functional::decode_indices(codes, indices, options.heads(),
+                                    options.separate_codebook_per_head(), affine);
 }
 
 torch::Tensor VectorQuantizeImpl::get_codes_from_indices(const torch::Tensor& indices) {
@@ -253,8 +256,7 @@ torch::Tensor VectorQuantizeImpl::get_output_from_indices(const torch::Tensor& i
   auto output = project_back(decode(indices));
   if (project_out) {
     // The output of masked tokens is 0; the bias of the projection would change it.
-    const auto absent = options.heads() == 1 ? indices.lt(0) : indices.lt(0).all(-1);
-    output = output.masked_fill(absent.unsqueeze(-1), 0);
+    output = functional::zero_absent(output, indices);
   }
   return detail::layout_of(options, kVectorQuantize).place_features(output);
 }

@@ -33,6 +33,8 @@ constexpr const char* kComputingOperators[] = {
     "count_codes_",
     "cross_bits",
     "dead_code_candidates",
+    "decode_indices",
+    "decode_residual",
     "decode_scalars",
     "decode_sums",
     "directional_reparam",
@@ -182,6 +184,7 @@ constexpr const char* kOtherOperators[] = {
     "token_moments_backward",
     "unpack_positions",
     "unpack_tokens",
+    "zero_absent",
 };
 
 }  // namespace torchvq::detail

@@ -106,7 +106,93 @@ def shared_orthogonal():
         assert torch.allclose(*losses) == (weight == 0)
 
 
+def beam_frozen():
+    """A call that freezes the codebooks, with a beam: the codes of the reference's first level move."""
+    for package, expected in ((reference, [True, False]), (torchvq, [False, False])):
+        rvq = package.ResidualVQ(**OPTIONS, num_quantizers=2).train()
+        before = [level._codebook.embed.clone() for level in rvq.layers]
+        rvq(tokens(2, 30, 8), beam_size=3, freeze_codebook=True)
+        moved = [
+            not torch.equal(level._codebook.embed, old)
+            for level, old in zip(rvq.layers, before, strict=True)
+        ]
+        assert moved == expected
+
+
+def beam_implicit():
+    options = dict(**OPTIONS, num_quantizers=2, implicit_neural_codebook=True)
+    theirs = reference.ResidualVQ(**options).eval()
+    quantized, indices, _ = theirs(tokens(1, 6, 8), beam_size=2)
+    torch.testing.assert_close(theirs.get_output_from_indices(indices), quantized)
+    with pytest.raises(ValueError, match="1 or none with implicit_neural_codebook"):
+        torchvq.ResidualVQ(**options).eval()(tokens(1, 6, 8), beam_size=2)
+
+
+def targets_gradient():
+    """The loss of targets is the same, and so is its gradient if no average moves the codes in the call."""
+    targets = torch.arange(6)[None]
+    for call, same in ((dict(ema_update=False), True), ({}, False)):
+        theirs = reference.VectorQuantize(**OPTIONS)
+        ours = loaded(torchvq.VectorQuantize(**OPTIONS, vqp_compat=True), theirs)
+        found = []
+        for module in (theirs, ours):
+            x = tokens(1, 6, 8).requires_grad_()
+            _, loss = module.train()(x, indices=targets, **call)
+            found.append((loss.detach(), torch.autograd.grad(loss, x)[0]))
+        torch.testing.assert_close(found[0][0], found[1][0])
+        assert torch.allclose(found[0][1], found[1][1], atol=1e-6) == same
+
+
+def in_place_ema():
+    """The reference's codes are those of the averages plus the optimizer's step; ours of averages that keep it."""
+    options = dict(**OPTIONS, learnable_codebook=True, ema_update=False)
+
+    def codes(package, rate, **own):
+        vq = package.VectorQuantize(
+            **options, **own, in_place_codebook_optimizer=lambda p: torch.optim.SGD(p, lr=rate)
+        ).train()
+        with torch.no_grad():
+            for name in ("embed", "embed_avg"):
+                getattr(vq._codebook, name).copy_(tokens(1, 16, 8))
+        vq(tokens(2, 30, 8) / 2, ema_update=True)
+        return vq._codebook.embed.detach(), vq._codebook.embed_avg.clone()
+
+    averaged, sums = codes(reference, 0.0)
+    torch.testing.assert_close(codes(torchvq, 0.0)[0], averaged)
+    for package, steps, keeps in ((reference, True, False), (torchvq, True, True)):
+        moved, kept = codes(package, 0.1)
+        assert torch.allclose(moved, averaged, atol=1e-5) != steps
+        assert torch.allclose(kept, sums, atol=1e-5) != keeps
+    torch.testing.assert_close(codes(torchvq, 0.1, vqp_compat=True)[0], averaged)
+
+
+def sim_evaluation_loss():
+    for name, options in (("SimVQ", {}), ("ResidualSimVQ", dict(num_quantizers=2))):
+        found = []
+        for package in BOTH:
+            loss = getattr(package, name)(**OPTIONS, **options).eval()(tokens(1, 6, 8))[2]
+            found.append(loss.requires_grad)
+        assert found == [True, False]
+
+
+def lfq_stack_codes():
+    """The codes of all levels sum to the output of torchvq, and not to that of the reference."""
+    for option in ("spherical", "orthogonal_rotation"):
+        for package, expected in ((reference, False), (torchvq, True)):
+            stack = package.ResidualLFQ(
+                dim=4, codebook_size=16, num_quantizers=2, **{option: True}
+            ).eval()
+            quantized, _, _, codes = stack(tokens(1, 6, 4), return_all_codes=True)
+            assert torch.allclose(codes.sum(0), quantized, atol=1e-6) == expected
+
+
 LINE_CHECKS = (
+    beam_frozen,
+    beam_implicit,
+    targets_gradient,
+    in_place_ema,
+    sim_evaluation_loss,
+    lfq_stack_codes,
     cosine_length,
     topk_breakdown,
     targets_breakdown,

@@ -23,6 +23,7 @@ UNSHIELDED = {
     "fill_masked": LAYOUT,
     "fill_padding": LAYOUT,
     "lens_to_mask": LAYOUT,
+    "zero_absent": LAYOUT,
     "random_bits": INTEGERS,
     "random_uniform": INTEGERS,
     "random_normal": INTEGERS,

@@ -269,3 +269,17 @@ def test_codebook_diversity_loss_names_bad_arguments(change, error, fragment, ge
     for path in (op, any_path("codebook_diversity_loss")):
         with pytest.raises(error, match=f"codebook_diversity_loss: {fragment}"):
             path(x, codebook, temperature=temperature, metric=metric, mask=mask)
+
+
+@pytest.mark.parametrize("tokens", [300, 2100])
+def test_kept_and_repeated_blocks_have_the_gradient_of_the_formula(tokens):
+    # 4096 codes: 128 tokens are a block, and 16 blocks are kept for the gradient.
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(tokens, 3, generator=generator, dtype=torch.float64)
+    codes = torch.randn(4096, 3, generator=generator, dtype=torch.float64)
+    own, plain = x[None].clone().requires_grad_(), x.clone().requires_grad_()
+    ops.codebook_diversity_loss(own, codes[None], temperature=5.0, metric="euclidean").backward()
+    distances = torch.cdist(plain, codes, compute_mode="donot_use_mm_for_euclid_dist")
+    p = (-5 * distances).softmax(-1).mean(0)
+    (p * p.log()).sum().backward()
+    torch.testing.assert_close(own.grad[0], plain.grad, rtol=1e-9, atol=1e-15)

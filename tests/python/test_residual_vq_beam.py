@@ -168,3 +168,18 @@ def test_sampling_with_a_beam_is_refused_in_training_alone(generator):
     with pytest.raises(ValueError, match="stochastic_sample_codes"):
         rvq(tokens(generator))
     rvq.eval()(tokens(generator))
+
+
+@pytest.mark.parametrize("of_the_call", [True, False])
+def test_at_temperature_zero_a_beam_takes_no_samples(of_the_call, generator):
+    x = tokens(generator)
+    found = []
+    for options in ({}, dict(stochastic_sample_codes=True)):
+        torch.manual_seed(0)
+        if options and not of_the_call:
+            options |= dict(sample_codebook_temp=0.0)
+        rvq = make(beam_size=2, **options)
+        call = dict(sample_codebook_temp=0.0) if options and of_the_call else {}
+        found.append(rvq(x, **call))
+    for plain, sampled in zip(*found, strict=True):
+        assert torch.equal(plain, sampled)

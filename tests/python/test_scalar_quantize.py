@@ -10,7 +10,7 @@ import torch
 from vector_quantize_pytorch import FSQ as Reference
 
 import torchvq  # noqa: F401
-from support import any_path
+from support import any_path, bit_for_bit
 
 ops = torch.ops.torchvq
 BOUNDS = ["tanh", "clamp", "symmetric_tanh", "symmetric_clamp"]
@@ -255,3 +255,20 @@ def test_scalar_quantize_compiles(generator, compiler):
     expected_codes.sum().backward()
     found.sum().backward()
     assert torch.equal(eager.grad, compiled.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "levels", [[8, 5, 5, 5], [3, 2, 65536], [65536, 32768], [65535, 32769], [65536, 65536, 7], [2] * 31]
+)  # fmt: skip
+def test_scalar_decode_has_the_bits_of_the_any_device_path(levels, dtype):
+    size = math.prod(levels)
+    ends = [-1, 0, 1, size - 2, size - 1]
+    indices = torch.cat([torch.tensor(ends), torch.randint(-1, size, (500,))])
+    decode = any_path("scalar_decode")
+    for symmetric in (False, True):
+        codes = ops.scalar_decode(indices, levels, symmetric=symmetric, dtype=dtype)
+        bit_for_bit(codes, decode(indices, levels, symmetric=symmetric, dtype=dtype))
+    for index in (-2, size):
+        with pytest.raises(IndexError, match=f"in .-1, {size}"):
+            ops.scalar_decode(torch.tensor([index]), levels)

@@ -108,7 +108,8 @@ class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantiz
   /// not keep these; copies do.
   CodebookStats stats(bool synced = false) const;
 
-  /// One codebook update from tokens with known indices. Arguments as for forward.
+  /// One codebook update from tokens with known indices; in evaluation without replacement of dead
+  /// codes. Arguments as for forward.
   void update_ema_indices(const torch::Tensor& x, const torch::Tensor& indices,
                           const std::optional<torch::Tensor>& mask = std::nullopt);
   /// Replaces dead codes by tokens of x (B, N, heads * D), which are already projected; does

@@ -1,5 +1,7 @@
 """The affine map of a codebook: the running statistics that move codes to the mean and variance of the data."""
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -45,7 +47,8 @@ class AffineMap(nn.Module):
 
     def affine_state(self) -> list[Tensor]:
         """Mean and variance of the data and of the codes: the arguments of the affine map in operators."""
-        return [getattr(self, name) for name in AFFINE_STATE]
+        own = self._buffers
+        return [cast(Tensor, own[name]) for name in AFFINE_STATE]
 
     def update_affine(self, x: Tensor, mask: Tensor | None, ranks: Ranks) -> None:
         """Updates the statistics of the data from the tokens (H, T, D) of a step, and those of the codes."""

@@ -20,6 +20,8 @@ def make_projections(
 
 def project(projection: nn.Module, tokens: Tensor) -> Tensor:
     """Applies a projection in its own dtype, whatever the dtype of the tokens; under autocast, autocast chooses."""
+    if type(projection) is nn.Linear:
+        return projection(_for_weight(projection, tokens, True))
     if projects_nothing(projection):
         return tokens
     for layer in projection if isinstance(projection, nn.Sequential) else (projection,):
@@ -46,9 +48,24 @@ def autocast_is_on(device: str) -> bool:
     return device != "meta" and torch.is_autocast_enabled(device)
 
 
+def weight_of(layer: nn.Module) -> Tensor | None:
+    """The first floating-point parameter of a layer."""
+    # That of a linear layer, without a walk over its modules, which takes as long as to apply it to a token.
+    weight = layer._parameters.get("weight")
+    if weight is not None and weight.is_floating_point():
+        return weight
+    return next((own for own in layer.parameters() if own.is_floating_point()), None)
+
+
+def is_wide(layer: nn.Module) -> bool:
+    """Whether a layer has a float64 parameter."""
+    own = layer._parameters.values() if layer._parameters else layer.parameters()
+    return any(tensor is not None and tensor.dtype == torch.float64 for tensor in own)
+
+
 def _for_weight(layer: nn.Module, x: Tensor, autocast_knows: bool) -> Tensor:
-    weight = next((own for own in layer.parameters() if own.is_floating_point()), None)
-    if weight is None:
+    weight = weight_of(layer)
+    if weight is None or weight.dtype == x.dtype:
         return x
     # Autocast casts neither float64 inputs nor float64 weights.
     autocast = autocast_knows and autocast_is_on(x.device.type)

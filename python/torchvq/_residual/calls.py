@@ -33,8 +33,8 @@ def check_beam(name: str, size: int | None, implicit: bool) -> None:
     expect(_OWNER, possible, name, "1 or none with implicit_neural_codebook", size)
 
 
-def beam_of(rvq: "ResidualVQ", size: int | None) -> int:
-    """The number of paths of a forward that is called with this size."""
+def beam_of(rvq: "ResidualVQ", size: int | None, temperature: float | None) -> int:
+    """The number of paths of a forward that is called with this size and temperature."""
     check_beam("beam_size", size, rvq.implicit_neural_codebook)
     if size is None:
         size = rvq.beam_size if rvq.training else rvq.eval_beam_size
@@ -42,8 +42,11 @@ def beam_of(rvq: "ResidualVQ", size: int | None) -> int:
     if beam > 1 and rvq.training:
         first = rvq.levels[0]
         optimizers = (rvq.in_place_codebook_optimizer, first.in_place_codebook_optimizer)
+        if temperature is None:
+            temperature = first.sample_codebook_temp
         conflicts = {
-            "stochastic_sample_codes": first.stochastic_sample_codes,
+            # At temperature 0 samples are the nearest codes.
+            "stochastic_sample_codes": first.stochastic_sample_codes and temperature > 0,
             "in_place_codebook_optimizer": any(o is not None for o in optimizers),
         }
         check_beam_training(conflicts, beam)

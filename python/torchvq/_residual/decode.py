@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base.wide_buffers import HALF
+from torchvq._codebook.decoding import decoding_codes
 from torchvq._residual.calls import check_levels
 
 if TYPE_CHECKING:
@@ -40,9 +41,12 @@ def decode_sum(rvq: "ResidualVQ", indices: Tensor) -> Tensor:
         return total
     check_levels(indices, rvq.num_quantizers, rvq.quantize_dropout)
     levels = rvq.levels[: indices.shape[-1]]
-    rows = torch.stack([rvq.layout.split_indices(level) for level in indices.unbind(-1)], -1)
-    codes = _ops.residual_decode(rows, [level._codebook.codes() for level in levels])
-    return _by_position(rvq, codes, indices)
+    found = [decoding_codes(level._codebook) for level in levels]
+    affine = [own for _, of_level in found for own in of_level]
+    decoded: Tensor = _ops.decode_residual(
+        indices, [codes for codes, _ in found], affine, rvq.heads, rvq.layout.separate
+    )
+    return decoded
 
 
 def _by_position(rvq: "ResidualVQ", codes: Tensor, indices: Tensor) -> Tensor:

@@ -42,7 +42,8 @@ class MLP(nn.Module):
         both = torch.broadcast_tensors(condition, codes)  # type: ignore[no-untyped-call]
         h = project(self.proj_in, _joined.cat(both, -1))
         for layer in self.layers:
-            h = h + layer(h)
+            # Without a graph the sum takes the memory of the layer's output; with one, that may be needed.
+            h = h + layer(h) if torch.is_grad_enabled() else layer(h).add_(h)
         return h.to(codes.dtype)
 
 

@@ -29,6 +29,8 @@ from torchvq._residual.engine import (
     walk,
 )
 
+_ops = torch.ops.torchvq
+
 
 class LevelResult(NamedTuple):
     """The result of one level for the residual of the levels before."""
@@ -314,7 +316,7 @@ class ResidualStack(RandomState):
         output = project(self.project_out, total)
         if self.has_projections:
             # The output of masked tokens is 0; the bias of the projection would change it.
-            output = output.masked_fill(indices.lt(0).all(-1, keepdim=True), 0)
+            output = _ops.zero_absent(output, indices)
         # (B, dim) has no position axis to move.
         return self.layout.place_features(output) if output.dim() > 2 else output
 

@@ -52,6 +52,10 @@ def _frozen(o: Options) -> bool:
     return bool(o["freeze_codebook"])
 
 
+def _lies_elsewhere(o: Options) -> bool:
+    return o.get("num_quantizers", 1) > 1 and bool(o["spherical"] or o["orthogonal_rotation"])
+
+
 TOUCHES: dict[str, Callable[[Options], Any]] = {
     "scales-shared": lambda o: o["shared_codebook"],
     "scales-kmeans": lambda o: o["kmeans_init"],
@@ -66,6 +70,7 @@ TOUCHES: dict[str, Callable[[Options], Any]] = {
     "kmeans": lambda o: o["kmeans_init"],
     "orthogonal-ema": lambda o: _moves(o) and o["orthogonal_reg_weight"] > 0,
     "mixed-gradient": _cross_entropy,
+    "in-place-ema": lambda o: o["in_place_codebook_optimizer"] is not None,
     "training-output": always,
     "search": always,
     "input-dtype": _projected,
@@ -98,7 +103,10 @@ TOUCHES: dict[str, Callable[[Options], Any]] = {
     "stack-masked-cosine": lambda o: o["use_cosine_sim"],
     "stack-kmeans": lambda o: o["kmeans_init"],
     "stack-kmeans-evaluation": lambda o: o["kmeans_init"],
-    "beam-sampling": lambda o: (o["beam_size"] or 1) > 1 and o["stochastic_sample_codes"],
+    "beam-sampling": lambda o: (
+        (o["beam_size"] or 1) > 1 and o["stochastic_sample_codes"] and o["sample_codebook_temp"] > 0
+    ),
+    "beam-implicit": lambda o: o["implicit_neural_codebook"] and (o["beam_size"] or 1) > 1,
     "beam-evaluation": lambda o: (o["beam_size"] or 1) > 1,
     "beam-zero": lambda o: o["eval_beam_size"] is not None or (o["beam_size"] or 1) < 1,
     "beam-large": lambda o: (o["beam_size"] or 1) > 1,
@@ -114,6 +122,7 @@ TOUCHES: dict[str, Callable[[Options], Any]] = {
     "sim-rotation": lambda o: o["rotation_trick"],
     "sim-search": always,
     "sim-evaluation": always,
+    "sim-evaluation-loss": always,
     "sim-depth": lambda o: bool(o.get("quantize_dropout")),
     "sim-heads": lambda o: o.get("heads", 1) > 1,
     "projection-layers": lambda o: o.get("num_codebooks", 1) > 1,
@@ -152,7 +161,6 @@ TOUCHES: dict[str, Callable[[Options], Any]] = {
     "lfq-fraction": lambda o: o["frac_per_sample_entropy"] < 1,
     "lfq-channel-last": lambda o: o.get("channel_first") is False,
     "lfq-spherical-bits": lambda o: o["spherical"],
-    "lfq-stack-decode": lambda o: (
-        o.get("num_quantizers", 1) > 1 and (o["spherical"] or o["orthogonal_rotation"])
-    ),
+    "lfq-stack-decode": _lies_elsewhere,
+    "lfq-stack-codes": _lies_elsewhere,
 }

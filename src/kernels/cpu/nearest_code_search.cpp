@@ -174,8 +174,17 @@ bool NearestCodeSearch::set_aside_may_win(double norm, double limit) const {
   return score + std::abs(score) * 1e-6 >= limit;
 }
 
-/// Settles a row that screening could not bound; returns false for all others.
+/// Settles a row that screening could not bound, or that is zero; returns false for all others.
 bool NearestCodeSearch::settle_special(int64_t row, Block& block) const {
+  if (block.norms[row] == 0 && task_.cosine && task_.bias == nullptr && task_.k == 1) {
+    // Such as padding: its angle to every code is the same, and the first code wins the tie.
+    const bool none = codes_.screened.empty() && codes_.set_aside.empty();
+    if (none) return false;
+    const int32_t last = INT32_MAX;
+    block.indices[row] = std::min(codes_.screened.empty() ? last : codes_.screened.front(),
+                                  codes_.set_aside.empty() ? last : codes_.set_aside.front());
+    return true;
+  }
   if (block.norms[row] >= 0) return false;
   const float* x = block.x + row * task_.dim;
   if (all_finite(x, task_.dim)) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cpu/code_rows.h"
+#include "kernels/cpu/unit_codes.h"
 #include "kernels/root.h"
 
 namespace torchvq::kernels {
@@ -46,19 +47,36 @@ void draw_code(const T* target, double step, bool unit, int64_t dim, T* code) {
   for (int64_t d = 0; d < dim; ++d) code[d] = static_cast<T>(static_cast<double>(code[d]) / norm);
 }
 
-inline void draw_code(const float* target, double step, bool unit, int64_t dim,
-                      const CodeRowsKernel& rows, float* code) {
-  if (unit) {
-    draw_code(target, step, unit, dim, code);
-  } else {
-    rows.draw(target, step, dim, code);
-  }
-}
+/// Draws codes of one dtype; finish() completes them.
+template <typename T>
+class DrawnCodes {
+ public:
+  DrawnCodes(const CodeRowsKernel& /*rows*/, bool unit, int64_t dim) : unit_(unit), dim_(dim) {}
+  void draw(const T* target, double step, T* code) { draw_code(target, step, unit_, dim_, code); }
+  void finish() {}
 
-inline void draw_code(const double* target, double step, bool unit, int64_t dim,
-                      const CodeRowsKernel& /*rows*/, double* code) {
-  draw_code(target, step, unit, dim, code);
-}
+ private:
+  bool unit_;
+  int64_t dim_;
+};
+
+template <>
+class DrawnCodes<float> {
+ public:
+  DrawnCodes(const CodeRowsKernel& rows, bool unit, int64_t dim)
+      : rows_(rows), unit_(unit), dim_(dim), unit_codes_(rows, dim) {}
+  void draw(const float* target, double step, float* code) {
+    rows_.draw(target, step, dim_, code);
+    if (unit_) unit_codes_.add(code);
+  }
+  void finish() { unit_codes_.finish(); }
+
+ private:
+  const CodeRowsKernel& rows_;
+  bool unit_;
+  int64_t dim_;
+  UnitCodes unit_codes_;
+};
 
 /// Moves the unused codes of one head towards its heaviest codes, one each; if there are more
 /// unused codes than codes in use, they start again at the heaviest. `step(k)` is the
@@ -71,12 +89,14 @@ void draw_unused_codes(const T* sizes, const std::vector<bool>& unused, const St
   const auto heaviest = heaviest_codes(sizes, unused, count);
   if (heaviest.empty()) return;
   const auto rows = code_rows_kernel(cpu_level());
+  DrawnCodes<T> drawn(rows, unit, dim);
   size_t rank = 0;
   for (int64_t k = 0; k < static_cast<int64_t>(unused.size()); ++k) {
     if (!unused[k]) continue;
     const int64_t target = heaviest[rank++ % heaviest.size()];
-    draw_code(codes + target * dim, step(k), unit, dim, rows, codes + k * dim);
+    drawn.draw(codes + target * dim, step(k), codes + k * dim);
   }
+  drawn.finish();
 }
 
 }  // namespace torchvq::kernels

@@ -5,16 +5,30 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
 #include "detail/precision.h"
+#include "ops/any/score_passes.h"
 
 namespace torchvq::detail {
 namespace {
 
 constexpr double kNormFloor = 1e-12;
 
-at::Tensor squared_norms(const at::Tensor& rows) { return rows.square().sum(-1, /*keepdim=*/true); }
+/// (n, 1). In memory by parts whose squares stay in the cache; each row is summed as in the whole.
+at::Tensor squared_norms(const at::Tensor& rows) {
+  constexpr int64_t kPart = int64_t{1} << 15;
+  if (!rows.is_cpu() || rows.numel() <= kPart) return rows.square().sum(-1, /*keepdim=*/true);
+  auto norms = at::empty({rows.size(0), 1}, rows.options());
+  const int64_t step = std::max<int64_t>(1, kPart / rows.size(1));
+  for (int64_t from = 0; from < rows.size(0); from += step) {
+    const int64_t count = std::min(step, rows.size(0) - from);
+    norms.narrow(0, from, count)
+        .copy_(rows.narrow(0, from, count).square().sum(-1, /*keepdim=*/true));
+  }
+  return norms;
+}
 
 /// Squared distances below this multiple of the squared norms are rounding errors of the expansion.
 double expansion_noise(const at::Tensor& rows) {
@@ -43,12 +57,12 @@ int64_t tokens_per_block(const at::Tensor& codebook) {
 CodeLogits::CodeLogits(const at::Tensor& codebook, Metric metric) : metric_(metric) {
   codes_ = codebook.to(sum_dtype(codebook));
   if (metric_ == Metric::kCosine) {
-    const auto unit = unit_rows_and_norms(codes_);
-    codes_ = unit.rows;
-    norms_ = unit.norms;
+    norms_ = squared_norms(codes_).sqrt_();
+    const auto divisors = norms_.clamp_min(kNormFloor);
+    codes_ = codes_.is_same(codebook) ? codes_.div(divisors) : codes_.div_(divisors);
   } else {
     centre_ = codes_.mean(0, /*keepdim=*/true);
-    codes_ = codes_ - centre_;
+    codes_ = codes_.is_same(codebook) ? codes_ - centre_ : codes_.sub_(centre_);
     norms_ = squared_norms(codes_).t();
   }
 }
@@ -60,13 +74,14 @@ CodeLogits::Block CodeLogits::forward(const at::Tensor& x) const {
     return {at::mm(unit.rows, codes_.t()), unit.rows, unit.norms};
   }
   const auto tokens = rows - centre_;
-  const auto lengths = norms_ + squared_norms(tokens);
-  auto squares = at::addmm(lengths, tokens, codes_.t(), /*beta=*/1, /*alpha=*/-2);
-  squares.masked_fill_(squares.le(lengths * expansion_noise(tokens)), 0);
-  return {squares.sqrt_().neg_(), tokens, {}};
+  const auto lengths = squared_norms(tokens);
+  auto squares = norms_ + lengths;
+  squares.addmm_(tokens, codes_.t(), /*beta=*/1, /*alpha=*/-2);
+  negative_distances_(squares, norms_, lengths, expansion_noise(tokens));
+  return {squares, tokens, {}};
 }
 
-at::Tensor CodeLogits::backward(const Block& block, const at::Tensor& grad_logits,
+at::Tensor CodeLogits::backward(const Block& block, at::Tensor grad_logits,
                                 at::Tensor& grad_codes) const {
   if (metric_ == Metric::kCosine) {
     if (grad_codes.defined()) grad_codes.addmm_(grad_logits.t(), block.tokens);
@@ -74,7 +89,8 @@ at::Tensor CodeLogits::backward(const Block& block, const at::Tensor& grad_logit
   }
   // dl/dx = (x - c) / l; both sides have the same centre, so their
   // differences are those of x and c.
-  const auto pull = (grad_logits / block.logits).masked_fill_(block.logits.eq(0), 0);
+  divide_by_scores_(grad_logits, block.logits);
+  const auto& pull = grad_logits;
   if (grad_codes.defined()) {
     grad_codes.addmm_(pull.t(), block.tokens, /*beta=*/1, /*alpha=*/-1);
     grad_codes.addcmul_(codes_, pull.sum(0).unsqueeze(-1));

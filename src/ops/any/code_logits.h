@@ -33,10 +33,9 @@ class CodeLogits {
   /// @param x  (n, D).
   Block forward(const at::Tensor& x) const;
 
-  /// Returns the gradient of the tokens, (n, D), from the gradient of block.logits. `grad_codes`
+  /// Returns the gradient of the tokens, (n, D), from the gradient of block.logits, in whose memory it works. `grad_codes`
   /// (K, D), if defined, accumulates the gradient of the codes; complete it with codes_gradient().
-  at::Tensor backward(const Block& block, const at::Tensor& grad_logits,
-                      at::Tensor& grad_codes) const;
+  at::Tensor backward(const Block& block, at::Tensor grad_logits, at::Tensor& grad_codes) const;
 
   at::Tensor codes_gradient(const at::Tensor& grad_codes) const;
 

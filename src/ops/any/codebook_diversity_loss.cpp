@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
@@ -15,6 +17,7 @@
 
 #include "detail/ordered_sum.h"
 #include "ops/any/code_logits.h"
+#include "ops/any/score_passes.h"
 #include "ops/loss_gradients.h"
 
 namespace torchvq {
@@ -23,48 +26,74 @@ namespace {
 using detail::CodeLogits;
 using DiversityLosses = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
+/// Some tokens of a head.
+struct DiversityBlock {
+  int64_t from, size;
+  at::Tensor masked;  // (n, 1), undefined without a mask
+  CodeLogits::Block scores;
+};
+
+// Blocks whose scores are kept from the average to the gradient in memory, which saves a matrix
+// product; elsewhere one.
+constexpr int64_t kKeptBlocks = 16;
+
 /// One head. Masked tokens are read as zero and have weight zero.
 struct DiversityHead {
   const CodeLogits& scores;
   const at::Tensor &x, &counted;  // (N, D), (N,)
+  bool is_masked;
   double temperature;
   int64_t block;
 
-  /// Calls body(from, masked, scores, log-probabilities) for each block of tokens.
-  template <typename Body>
-  void for_each_block(const Body& body) const {
-    for (int64_t from = 0; from < x.size(0); from += block) {
-      const int64_t size = std::min(block, x.size(0) - from);
-      const auto masked = counted.narrow(0, from, size).unsqueeze(-1).logical_not();
-      const auto part = scores.forward(x.narrow(0, from, size).masked_fill(masked, 0));
-      body(from, masked, part, (part.logits * temperature).log_softmax(-1));
+  DiversityBlock read(int64_t from) const {
+    const int64_t size = std::min(block, x.size(0) - from);
+    auto rows = x.narrow(0, from, size);
+    at::Tensor masked;
+    if (is_masked) {
+      masked = counted.narrow(0, from, size).unsqueeze(-1).logical_not();
+      rows = rows.masked_fill(masked, 0);
     }
+    auto part = scores.forward(rows);
+    return {from, size, std::move(masked), std::move(part)};
   }
 
-  /// log(sum over tokens of p), (K,). Minus infinity without tokens.
-  at::Tensor log_totals(const at::TensorOptions& options) const {
+  at::Tensor log_p(const DiversityBlock& part) const {
+    return (part.scores.logits * temperature).log_softmax(-1);
+  }
+
+  bool keeps_blocks() const { return x.size(0) <= block * (x.is_cpu() ? kKeptBlocks : 1); }
+
+  /// log(sum over tokens of p), (K,). Minus infinity without tokens. `kept`, if any, receives the
+  /// blocks.
+  at::Tensor log_totals(const at::TensorOptions& options,
+                        std::vector<DiversityBlock>* kept = nullptr) const {
     constexpr double kNothing = -std::numeric_limits<double>::infinity();
     auto totals = at::full({scores.size()}, kNothing, options);
-    for_each_block(
-        [&](int64_t, const at::Tensor& masked, const CodeLogits::Block&, const at::Tensor& log_p) {
-          totals = at::logaddexp(totals, log_p.masked_fill(masked, kNothing).logsumexp(0));
-        });
+    for (int64_t from = 0; from < x.size(0); from += block) {
+      auto part = read(from);
+      auto log_p = this->log_p(part);
+      if (is_masked) log_p.masked_fill_(part.masked, kNothing);
+      totals = at::logaddexp(totals, log_p.logsumexp(0));
+      if (kept != nullptr) kept->push_back(std::move(part));
+    }
     return totals;
   }
 
-  /// `log_mean` (K,), `weight` (): temperature / (heads * tokens).
-  void backward(const at::Tensor& log_mean, const at::Tensor& weight, const at::Tensor& grad_x,
+  /// `log_mean` (K,), `weight` (): temperature / (heads * tokens). `kept`: the blocks, or none.
+  void backward(const at::Tensor& log_mean, const at::Tensor& weight,
+                std::vector<DiversityBlock> kept, const at::Tensor& grad_x,
                 at::Tensor& grad_codes) const {
-    for_each_block([&](int64_t from, const at::Tensor& masked, const CodeLogits::Block& part,
-                       const at::Tensor& log_p) {
-      const auto p = log_p.exp();
+    for (int64_t from = 0; from < x.size(0); from += block) {
+      const auto part =
+          kept.empty() ? read(from) : std::move(kept[static_cast<size_t>(from / block)]);
+      auto p = log_p(part).exp_();
       const auto mean = (p * log_mean).sum(-1, /*keepdim=*/true);
-      const auto grad = (p * (log_mean - mean)).mul_(weight).masked_fill_(masked, 0);
-      const auto tokens_grad = scores.backward(part, grad, grad_codes);
-      if (grad_x.defined()) {
-        grad_x.narrow(0, from, masked.size(0)).copy_(tokens_grad.masked_fill(masked, 0));
-      }
-    });
+      detail::diversity_slopes_(p, log_mean, mean, weight, part.masked);
+      auto tokens_grad = scores.backward(part.scores, std::move(p), grad_codes);
+      if (!grad_x.defined()) continue;
+      if (is_masked) tokens_grad.masked_fill_(part.masked, 0);
+      grad_x.narrow(0, from, part.size).copy_(tokens_grad);
+    }
   }
 };
 
@@ -75,9 +104,10 @@ struct Mean {
   at::Tensor ranks;   // (), or undefined for one
 };
 
-Mean own_mean(const DiversityHead& head, const at::TensorOptions& options) {
+Mean own_mean(const DiversityHead& head, const at::TensorOptions& options,
+              std::vector<DiversityBlock>* kept) {
   const auto tokens = head.counted.sum().to(options.dtype());
-  auto log_p = (head.log_totals(options) - tokens.log()).masked_fill_(tokens.eq(0), 0);
+  auto log_p = (head.log_totals(options, kept) - tokens.log()).masked_fill_(tokens.eq(0), 0);
   return {std::move(log_p), tokens, {}};
 }
 
@@ -87,7 +117,6 @@ Mean shared_mean(const at::Tensor& totals) {
   const auto tokens = totals[codes];
   // A probability that underflowed is replaced by a tiny one; its share of loss and
   // gradient is 0 in either case.
-  // is 0 either way.
   constexpr double kSmallest = -700;
   auto log_p = (totals.narrow(0, 0, codes) / tokens.clamp_min(1)).log().clamp_min_(kSmallest);
   return {log_p.masked_fill_(tokens.eq(0), 0), tokens, totals[codes + 1]};
@@ -106,8 +135,8 @@ at::Tensor codebook_diversity_totals(const at::Tensor& x, const at::Tensor& code
   for (int64_t h = 0; h < x.size(0); ++h) {
     const CodeLogits scores(codebook[h], metric);
     const auto rows = x[h], head_counted = counted[h];
-    const DiversityHead head{scores, rows, head_counted, temperature,
-                             detail::tokens_per_block(codebook)};
+    const DiversityHead head{scores,           rows,        head_counted,
+                             mask.has_value(), temperature, detail::tokens_per_block(codebook)};
     totals[h].narrow(0, 0, codes).copy_(head.log_totals(options).exp());
     totals[h][codes].copy_(head_counted.sum());
   }
@@ -130,17 +159,19 @@ DiversityLosses codebook_diversity_loss_forward(const at::Tensor& x, const at::T
   for (int64_t h = 0; h < x.size(0); ++h) {
     const CodeLogits scores(codebook[h], metric);
     const auto rows = x[h], head_counted = counted[h];
-    const DiversityHead head{scores, rows, head_counted, temperature,
-                             detail::tokens_per_block(codebook)};
+    const DiversityHead head{scores,           rows,        head_counted,
+                             mask.has_value(), temperature, detail::tokens_per_block(codebook)};
+    std::vector<DiversityBlock> kept;
+    const bool keeps = (wanted[0] || wanted[1]) && head.keeps_blocks();
     const auto mean = totals.has_value() ? shared_mean((*totals)[h].to(options.dtype()))
-                                         : own_mean(head, options);
+                                         : own_mean(head, options, keeps ? &kept : nullptr);
     loss.add_(detail::divided((mean.log_p.exp() * mean.log_p).sum(), heads));
     if (!wanted[0] && !wanted[1]) continue;
     const auto grad_x = wanted[0] ? grads.x[h] : at::Tensor();
     auto grad_codes = wanted[1] ? at::zeros(codebook[h].sizes(), options) : at::Tensor();
     auto weight = (mean.tokens.clamp_min(1) * heads).reciprocal() * temperature;
     if (mean.ranks.defined()) weight = weight * mean.ranks;
-    head.backward(mean.log_p, weight, grad_x, grad_codes);
+    head.backward(mean.log_p, weight, std::move(kept), grad_x, grad_codes);
     if (wanted[1]) grads.codebook[h].copy_(scores.codes_gradient(grad_codes));
   }
   return {loss.to(detail::value_dtype(x, codebook)), grads.x, grads.codebook};

@@ -3,6 +3,7 @@
 #include "ops/commitment_cross_entropy.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full_like.h>
@@ -45,7 +46,7 @@ struct CrossEntropyHead {
       auto grad = (block.logits - total).exp_();
       grad.scatter_add_(1, target, at::full_like(total, -1));
       grad.mul_(weight).masked_fill_(valid.logical_not(), 0);
-      const auto tokens_grad = scores.backward(block, grad, grad_codes);
+      const auto tokens_grad = scores.backward(block, std::move(grad), grad_codes);
       if (grad_x.defined()) {
         grad_x.narrow(0, from, size).copy_(tokens_grad.masked_fill(valid.logical_not(), 0));
       }

@@ -1,5 +1,4 @@
-// Any device: plain ATen, the reference for the CPU kernels; scalar_decode and
-// scalar_code_indices have no other kernel.
+// Any device: plain ATen, the reference for the CPU kernels; scalar_code_indices has no other kernel.
 #include "ops/scalar_decode.h"
 
 #include <ATen/TensorOperators.h>

@@ -13,6 +13,7 @@
 
 #include "kernels/cpu/code_rows.h"
 #include "kernels/cpu/codebook_average.h"
+#include "kernels/cpu/unit_codes.h"
 #include "kernels/cpu/unused_codes.h"
 #include "kernels/fixed_point.h"
 
@@ -46,11 +47,11 @@ inline void decode_row(const SumRow& row, int64_t dim, double* sums) {
   }
 }
 
-/// Whether codes are computed from averages without normalization: then one
-/// vectorized pass suffices.
+/// Whether averages are not derived from the codes first: then one vectorized pass suffices, and
+/// another one for unit vectors.
 template <typename T>
 bool is_plain(const EmaUpdate& update) {
-  return std::is_same_v<T, float> && !update.from_codebook && !update.unit;
+  return std::is_same_v<T, float> && !update.from_codebook;
 }
 
 /// Updates average and code of one row. `before` and `after` are the smoothed sizes
@@ -97,6 +98,7 @@ void update_head(const EmaUpdate& update, const Sums& sums, int64_t head, T* clu
       first, last, std::max<int64_t>(1, 16384 / update.dim), [&](int64_t begin, int64_t end) {
         typename Sums::Reader reader(sums);
         std::vector<double> decoded(update.dim);
+        kernels::UnitCodes unit_codes(rows, update.dim);
         for (int64_t slot = begin; slot < end; ++slot) {
           const double after =
               kernels::smoothed_size(cluster_size[slot], update.eps, total, total + mass);
@@ -114,6 +116,7 @@ void update_head(const EmaUpdate& update, const Sums& sums, int64_t head, T* clu
               } else {
                 rows.decay(weight, after, update.dim, average, to);
               }
+              if (finish && update.unit) unit_codes.add(code);
               continue;
             }
           }
@@ -122,6 +125,7 @@ void update_head(const EmaUpdate& update, const Sums& sums, int64_t head, T* clu
                      update.from_codebook ? before[slot - first] : 0.0, after, finish, average,
                      code);
         }
+        unit_codes.finish();
       });
   if (!update.finish || !(total > 0)) return;
   const auto step = [&](int64_t k) { return std::clamp(update.weights[first + k], 0.0, 1.0); };

@@ -1,6 +1,9 @@
 #include "ops/scalar_decode.h"
 
+#include <algorithm>
 #include <atomic>
+#include <memory>
+#include <vector>
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -69,9 +72,93 @@ at::Tensor scalar_indices(const at::Tensor& level_indices_, at::IntArrayRef leve
   return indices;
 }
 
+/// Division of numbers below 2^31 by one in [2, 65536], as a product and a shift: exact, because
+/// the factor exceeds 2^shift / divisor by less than 2^(shift - 31) / divisor.
+struct Quotient {
+  explicit Quotient(int64_t divisor) {
+    while ((int64_t{1} << (shift - 31)) < divisor) ++shift;
+    factor = ((uint64_t{1} << shift) + static_cast<uint64_t>(divisor) - 1) /
+             static_cast<uint64_t>(divisor);
+  }
+
+  int64_t of(int64_t number) const {
+    return static_cast<int64_t>((static_cast<uint64_t>(number) * factor) >> shift);
+  }
+
+  int shift = 31;
+  uint64_t factor = 0;
+};
+
+constexpr int64_t kSmallIndices = int64_t{1} << 31;
+
+template <typename T>
+struct DecodedFeature {
+  DecodedFeature(int64_t levels, bool symmetric)
+      : count(levels),
+        quotient(levels),
+        table(detail::scalar_levels<T>(levels, symmetric ? detail::ScalarBound::kSymmetricClamp
+                                                         : detail::ScalarBound::kClamp)),
+        codes(table->codes.data()) {}
+
+  int64_t count;
+  Quotient quotient;
+  std::shared_ptr<const detail::ScalarLevels<T>> table;  ///< keeps the codes alive
+  const T* codes;
+};
+
+/// Decodes one index; Small: below 2^31.
+template <bool Small, typename T>
+void decode_features(const std::vector<DecodedFeature<T>>& features, int64_t index, T* to) {
+  for (const auto& feature : features) {
+    const int64_t rest = Small ? feature.quotient.of(index) : index / feature.count;
+    *to++ = feature.codes[index - rest * feature.count];
+    index = rest;
+  }
+}
+
+template <typename T>
+at::Tensor decode_rows(const at::Tensor& indices, at::IntArrayRef levels, bool symmetric) {
+  std::vector<DecodedFeature<T>> features;
+  features.reserve(levels.size());
+  for (const int64_t count : levels) features.emplace_back(count, symmetric);
+  auto sizes = indices.sizes().vec();
+  const auto dim = static_cast<int64_t>(levels.size());
+  sizes.push_back(dim);
+  auto codes = at::empty(sizes, indices.options().dtype(c10::CppTypeToScalarType<T>::value));
+  const int64_t most = detail::scalar_basis(levels).back() * levels.back();
+  const auto decode = most <= kSmallIndices ? decode_features<true, T> : decode_features<false, T>;
+  const auto* from = indices.const_data_ptr<int64_t>();
+  auto* to = codes.template mutable_data_ptr<T>();
+  std::atomic<int64_t> wrong{-1};
+  at::parallel_for(0, indices.numel(), kDecodedPerTask / dim + 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t index = from[row];
+      if (index >= 0 && index < most) {
+        decode(features, index, to + row * dim);
+      } else {
+        if (index != -1) wrong = row;
+        std::fill_n(to + row * dim, dim, T(0));
+      }
+    }
+  });
+  TORCH_CHECK_INDEX(wrong < 0, "scalar_decode: expected indices to be in [-1, ", most,
+                    "), but got ", from[wrong < 0 ? 0 : wrong.load()]);
+  return codes;
+}
+
+at::Tensor scalar_decode(const at::Tensor& indices, at::IntArrayRef levels, bool symmetric,
+                         std::optional<at::ScalarType> wanted) {
+  const auto dtype = wanted.value_or(at::kFloat);
+  detail::check_scalar_decode(indices, levels, dtype);
+  const auto rows = indices.contiguous();
+  return dtype == at::kDouble ? decode_rows<double>(rows, levels, symmetric)
+                              : decode_rows<float>(rows, levels, symmetric);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(torchvq, CPU, m) {
+  m.impl("scalar_decode", scalar_decode);
   m.impl("scalar_level_indices", scalar_level_indices);
   m.impl("scalar_indices", scalar_indices);
 }

@@ -4,8 +4,12 @@
 #include <vector>
 
 #include <torchvq/functional/binary_codes.h>
+#include <torchvq/functional/codebook.h>
+#include <torchvq/functional/decode.h>
 #include <torchvq/functional/layout.h>
+#include <torchvq/functional/losses.h>
 #include <torchvq/functional/quantize.h>
+#include <torchvq/functional/wide_codes.h>
 #include <torchvq/ops/commitment_loss.h>
 #include <torchvq/ops/lookup_codes.h>
 #include <torchvq/ops/nearest_code.h>
@@ -141,6 +145,25 @@ TEST(UndefinedTensorsTest, FunctionsNameThem) {
   refuses([&] { F::fill_padding(tokens, kNone); }, "fill_padding", "mask");
   refuses([] { F::lens_to_mask(kNone, 3); }, "lens_to_mask", "lens");
   refuses([&] { F::quantize(kNone, tokens, kNone); }, "quantize", "x");
+  refuses([&] { F::candidate_commitment_loss(kNone, tokens); }, "candidate_commitment_loss",
+          "inputs");
+  refuses([&] { F::candidate_commitment_loss(tokens, kNone); }, "candidate_commitment_loss",
+          "codes");
+  refuses([&] { F::candidate_commitment_loss(tokens, tokens, kNone); }, "candidate_commitment_loss",
+          "mask");
+  refuses([&] { F::weighted_loss({tokens, kNone}, {1.0, 2.0}, true); }, "weighted_loss", "terms");
+  refuses([&] { F::affine_codes(kNone, tokens, tokens, tokens, tokens); }, "affine_codes", "embed");
+  refuses([&] { F::affine_codes(tokens, tokens, kNone, tokens, tokens); }, "affine_codes",
+          "batch_variance");
+  refuses([&] { F::has_tokens(kNone); }, "has_tokens", "x");
+  refuses([&] { F::has_tokens(tokens, kNone); }, "has_tokens", "mask");
+  refuses([&] { F::wide_codes(kNone, tokens, tokens, 1e-5, "euclidean"); }, "wide_codes", "embed");
+  refuses([&] { F::wide_codes(tokens, kNone, tokens, 1e-5, "euclidean"); }, "wide_codes",
+          "cluster_size");
+  refuses([&] { F::zero_absent(kNone, tokens); }, "zero_absent", "output");
+  refuses([&] { F::zero_absent(tokens, kNone); }, "zero_absent", "indices");
+  refuses([&] { F::decode_indices(tokens, kNone); }, "decode_indices", "indices");
+  refuses([&] { F::decode_residual(kNone, {tokens}); }, "decode_residual", "indices");
 }
 
 }  // namespace

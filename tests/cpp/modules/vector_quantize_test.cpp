@@ -424,5 +424,20 @@ TEST(VectorQuantizeTest, WrongCallsAreNamedAndLeaveTheState) {
   expect_same_state(state_of(module), before);
 }
 
+TEST(VectorQuantizeTest, GivenIndicesReplaceDeadCodesInTrainingAlone) {
+  const auto x = normal({1, 30, kDim});
+  const auto indices = at::arange(30, at::kLong).remainder(5).unsqueeze(0);
+  for (const bool training : {false, true}) {
+    VectorQuantize module(options().threshold_ema_dead_code(2));
+    module->train(training);
+    const auto before = module->codebook().clone();
+    module->update_ema_indices(x, indices);
+    const auto moved = module->codebook().sub(before).abs().amax(-1);
+    EXPECT_TRUE(moved.slice(0, 0, 5).gt(0.01).all().item<bool>());
+    EXPECT_EQ(moved.slice(0, 5).gt(1e-4).all().item<bool>(), training);
+    EXPECT_EQ(moved.slice(0, 5).gt(1e-4).any().item<bool>(), training);
+  }
+}
+
 }  // namespace
 }  // namespace torchvq::vector_quantize_test
