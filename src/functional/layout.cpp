@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <cstring>
+
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>

@@ -22,12 +22,22 @@ constexpr int64_t kMostUndecided = 8, kUndecidedOfFewRows = 64;
 constexpr double kSmallestNorm = 1e-12, kLargestNorm = 1e12;  // of rows
 constexpr int64_t kLine = 64 / sizeof(float);                 // floats per cache line
 
+/// Upper bound of half the squared norm of code `k`, the j-th of a panel, minus the centre; 0 for codes that are left out.
+float half_square(const NearestCodeTask& task, const PreparedPanel& facts, int64_t k, int64_t j) {
+  const float bias = task.bias && k < task.size ? task.bias[k] / 2 : 0.0F;
+  const float offset = facts.offsets[j], intercept = facts.intercepts[j];
+  const float half = offset + intercept - bias;
+  const float lost = (std::abs(offset) + std::abs(intercept) + std::abs(bias)) * 1e-6F + 1e-24F;
+  return half < FLT_MAX ? std::max(half, 0.0F) + lost : 0.0F;
+}
+
 class PreparedSearch {
  public:
-  PreparedSearch(const NearestCodeTask& task, const PreparedCodes& prepared, CpuLevel level,
+  PreparedSearch(const NearestCodeTask& task, const DescribedCodes& prepared, CpuLevel level,
                  const float* x, std::optional<int64_t> most_close)
       : task_(task),
-        prepared_(prepared),
+        prepared_(prepared.codes),
+        blocks_(prepared.blocks),
         x_(x),
         most_close_(most_close),
         table_(prepared_scan(level)),
@@ -35,13 +45,10 @@ class PreparedSearch {
         bytes_(table_.round_row_bytes != nullptr && task.rows >= kFewestRowsOfBytes),
         rows_(static_cast<size_t>(task.rows)),
         reach_(static_cast<size_t>(task.rows)),
-        words_((bytes_ ? 1 : 2) * prepared_blocks(task.dim) * task.rows),
-        blocks_(
-            static_cast<size_t>((prepared_panels(task.size) + kBlockPanels - 1) / kBlockPanels)) {}
+        words_((bytes_ ? 1 : 2) * prepared_blocks(task.dim) * task.rows) {}
 
   bool search(const ParallelFor& parallel_for, int64_t* indices) {
     if (!round_rows()) return false;
-    describe_blocks();
     if (!screen(parallel_for)) return false;
     gather_hits();
     return !too_many_close() && settle(parallel_for, indices);
@@ -76,30 +83,6 @@ class PreparedSearch {
       reach_[row] = norm + shift;
     }
     return true;
-  }
-
-  void describe_blocks() {
-    const int64_t panels = prepared_panels(task_.size);
-    for (int64_t panel = 0; panel < panels; ++panel) {
-      PreparedBlock& block = blocks_[static_cast<size_t>(panel / kBlockPanels)];
-      const PreparedPanel& facts = prepared_.facts(panel);
-      for (int64_t j = 0; j < kPreparedCodes; ++j) {
-        block.slope = std::max(block.slope, facts.slopes[j]);
-        block.intercept = std::max(block.intercept, facts.intercepts[j]);
-        block.norm = std::max(block.norm, half_square(facts, panel, j));
-      }
-    }
-    for (PreparedBlock& block : blocks_) block.norm = std::sqrt(2 * block.norm) * 1.0001F;
-  }
-
-  /// Upper bound of half the squared norm of a code minus the centre; 0 for codes that are left out.
-  float half_square(const PreparedPanel& facts, int64_t panel, int64_t j) const {
-    const int64_t k = panel * kPreparedCodes + j;
-    const float bias = task_.bias && k < task_.size ? task_.bias[k] / 2 : 0.0F;
-    const float offset = facts.offsets[j], intercept = facts.intercepts[j];
-    const float half = offset + intercept - bias;
-    const float lost = (std::abs(offset) + std::abs(intercept) + std::abs(bias)) * 1e-6F + 1e-24F;
-    return half < FLT_MAX ? std::max(half, 0.0F) + lost : 0.0F;
   }
 
   bool screen(const ParallelFor& parallel_for) {
@@ -221,6 +204,7 @@ class PreparedSearch {
 
   const NearestCodeTask& task_;
   const PreparedCodes& prepared_;
+  const std::vector<PreparedBlock>& blocks_;
   const float* x_;
   std::optional<int64_t> most_close_;
   PreparedScan table_;
@@ -229,7 +213,6 @@ class PreparedSearch {
   std::vector<PreparedRow> rows_;
   std::vector<double> reach_;  ///< upper bounds of the norms of the rows
   AlignedBuffer<int32_t> words_;
-  std::vector<PreparedBlock> blocks_;
   std::vector<Found> found_;         ///< at the first of the ranges that were screened together
   std::vector<int64_t> ends_;        ///< end of each row's candidates
   std::vector<int32_t> candidates_;  ///< codes, by row
@@ -249,7 +232,23 @@ bool has_prepared(const NearestCodeTask& task, const PreparedCodes& prepared) {
          prepared.usable();
 }
 
-bool nearest_code_prepared(const NearestCodeTask& task, const PreparedCodes& prepared,
+DescribedCodes::DescribedCodes(const NearestCodeTask& task, const PreparedCodes& prepared)
+    : codes(prepared) {
+  const int64_t panels = prepared_panels(task.size);
+  blocks.resize(static_cast<size_t>((panels + kBlockPanels - 1) / kBlockPanels));
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    PreparedBlock& block = blocks[static_cast<size_t>(panel / kBlockPanels)];
+    const PreparedPanel& facts = codes.facts(panel);
+    for (int64_t j = 0; j < kPreparedCodes; ++j) {
+      block.slope = std::max(block.slope, facts.slopes[j]);
+      block.intercept = std::max(block.intercept, facts.intercepts[j]);
+      block.norm = std::max(block.norm, half_square(task, facts, panel * kPreparedCodes + j, j));
+    }
+  }
+  for (PreparedBlock& block : blocks) block.norm = std::sqrt(2 * block.norm) * 1.0001F;
+}
+
+bool nearest_code_prepared(const NearestCodeTask& task, const DescribedCodes& prepared,
                            CpuLevel level, const ParallelFor& parallel_for, const float* x,
                            int64_t* indices, std::optional<int64_t> most_close) {
   return PreparedSearch(task, prepared, level, x, most_close).search(parallel_for, indices);

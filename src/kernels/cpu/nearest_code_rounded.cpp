@@ -124,7 +124,7 @@ bool nearest_code_rounded(const NearestCodeTask& task, CpuLevel level,
   if (!has_bounds(task)) return false;
   RoundedCodes rounded(task);
   return rounded.round(prepared_scan(level), parallel_for) &&
-         nearest_code_prepared(task, rounded.codes(), level, parallel_for, x, indices);
+         nearest_code_prepared(task, {task, rounded.codes()}, level, parallel_for, x, indices);
 }
 
 ManyRowsSearch::ManyRowsSearch(const NearestCodeTask& task, CpuLevel level,
@@ -134,6 +134,7 @@ ManyRowsSearch::ManyRowsSearch(const NearestCodeTask& task, CpuLevel level,
     rounded_ = std::make_unique<RoundedCodes>(task);
     by_bytes_ = rounded_->round(prepared_scan(level), parallel_for);
   }
+  if (by_bytes_) described_ = std::make_unique<DescribedCodes>(task, rounded_->codes());
   if (!by_bytes_) packed_ = std::make_unique<NearestCodeSearch>(task, level, parallel_for);
 }
 
@@ -157,7 +158,7 @@ void ManyRowsSearch::search(const float* x, int64_t count, int64_t* indices) con
 bool ManyRowsSearch::search_block(const float* x, int64_t count, int64_t* indices) const {
   auto task = task_;
   task.rows = count;
-  return nearest_code_prepared(task, rounded_->codes(), level_, serially, x, indices,
+  return nearest_code_prepared(task, *described_, level_, serially, x, indices,
                                task.size / kCodesOfClose);
 }
 

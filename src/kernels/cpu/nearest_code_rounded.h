@@ -20,6 +20,7 @@ bool nearest_code_rounded(const NearestCodeTask& task, CpuLevel level,
                           const ParallelFor& parallel_for, const float* x, int64_t* indices);
 
 class RoundedCodes;
+struct DescribedCodes;
 
 /// Searches many rows: by bytes, a block of rows at a time, where that pays; otherwise, and from the first block that bytes
 /// cannot settle, by NearestCodeSearch, for which the codes are packed only then.
@@ -38,6 +39,7 @@ class ManyRowsSearch {
   NearestCodeTask task_;
   CpuLevel level_;
   std::unique_ptr<RoundedCodes> rounded_;  ///< null: they do not pay
+  std::unique_ptr<DescribedCodes> described_;
   mutable std::atomic<bool> by_bytes_{false};
   mutable std::once_flag packs_;
   mutable std::unique_ptr<NearestCodeSearch> packed_;

@@ -39,8 +39,8 @@ class UnpackedSearch {
     task.rows = count;
     const auto level = kernels::cpu_level();
     const bool prepared = kernels::has_prepared(task, prepared_);
-    if (prepared &&
-        kernels::nearest_code_prepared(task, prepared_, level, detail::in_parallel, x, indices)) {
+    if (prepared && kernels::nearest_code_prepared(task, {task, prepared_}, level,
+                                                   detail::in_parallel, x, indices)) {
       return;
     }
     // If prepared 8-bit codes have just failed, rounding the codes to 8 bits again would fail too.
