@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # a first import while there is a group would keep the group alive
 from torch import Tensor, nn
 from torch.autograd.profiler_util import FunctionEvent
 from torch.nn.parallel import DistributedDataParallel
@@ -125,11 +126,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    options = parse()
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if ranks > 1:
-        dist.init_process_group("gloo")
+def profile_steps(options: argparse.Namespace, ranks: int) -> None:
     torch.manual_seed(0)
     model: Any = Autoencoder(options)
     if ranks > 1:
@@ -148,7 +145,16 @@ def main() -> None:
             print(f"| {part} | {100 * share:.1f} % |")
         if options.trace:
             profiler.export_chrome_trace(options.trace)
+
+
+def main() -> None:
+    options = parse()
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1:
+        dist.init_process_group("gloo")
+    profile_steps(options, ranks)
+    if ranks > 1:
+        # Ends Gloo's threads, because DistributedDataParallel, which refers to the group, is gone.
         dist.destroy_process_group()
 
 

@@ -6,6 +6,7 @@ the gradient that DistributedDataParallel gives the encoder, are those of one pr
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # a first import while there is a group would keep the group alive
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -44,8 +45,7 @@ def step(model: nn.Module, x: Tensor) -> tuple[float, Tensor]:
     return entropy.item() / torch.tensor(2.0).log().item(), torch.cat(gradients)
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
+def compare() -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     together = DistributedDataParallel(Model())
@@ -71,6 +71,12 @@ def main() -> None:
         assert error < 1e-6
         assert abs(shared - whole) < 1e-5
         assert not differing
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    compare()
+    # Ends Gloo's threads, because DistributedDataParallel, which refers to the group, is gone.
     dist.destroy_process_group()
 
 

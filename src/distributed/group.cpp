@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/ThreadLocalPythonObjects.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
@@ -45,6 +47,29 @@ bool sends(const c10d::ProcessGroup& group, c10::DeviceType type) {
   return std::any_of(devices.begin(), devices.end(),
                      [type](const c10::Device& device) { return device.type() == type; });
 }
+
+/// Takes the thread's Python objects away while a collective starts: the hooks of saved tensors, and
+/// what autograd keeps for its threads. Work copies them, Gloo's thread releases that copy late and
+/// needs the GIL for it, and the process aborts if its interpreter is ending by then.
+class WithoutPythonObjects {
+ public:
+  WithoutPythonObjects()
+      : objects_(at::impl::ThreadLocalPythonObjects::get_state()),
+        hooks_(at::SavedTensorDefaultHooks::get_tls_state()) {
+    at::impl::ThreadLocalPythonObjects::set_state({});
+    at::SavedTensorDefaultHooks::set_tls_state({});
+  }
+  ~WithoutPythonObjects() {
+    at::SavedTensorDefaultHooks::set_tls_state(hooks_);
+    at::impl::ThreadLocalPythonObjects::set_state(std::move(objects_));
+  }
+  WithoutPythonObjects(const WithoutPythonObjects&) = delete;
+  WithoutPythonObjects& operator=(const WithoutPythonObjects&) = delete;
+
+ private:
+  at::impl::ThreadLocalPythonObjects objects_;
+  at::impl::SavedTensorDefaultHooksTLS hooks_;
+};
 
 constexpr auto kReasons =
     "Likely reasons: another rank ended or raised an exception; it did not reach this call (it "
@@ -115,6 +140,7 @@ StartedSum Group::begin(const at::Tensor& tensor, const char* what, Start start)
   // otherwise need the GIL; a main thread that destroys the group holds the GIL while it
   // waits for Gloo's thread.
   const auto own = tensor.detach();
+  const WithoutPythonObjects none;
   try {
     return {std::make_shared<StartedSum::Work>(StartedSum::Work{start(*impl_->group, own)}), what};
   } catch (const std::exception& error) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -116,3 +118,44 @@ def sub_group(rank: int):
 
 def test_sub_groups_add_among_themselves(pool):
     assert pool(3).run(sub_group) == [3.0, 3.0, 3.0]
+
+
+class Watched(dist.ProcessGroup):
+    """Notes which Python objects of the thread a collective would take along to Gloo's thread."""
+
+    def __init__(self, inner: dist.ProcessGroup) -> None:
+        super().__init__(inner.rank(), inner.size())
+        self.inner = inner
+        self.seen: list[tuple[bool, bool]] = []
+
+    def allreduce(self, tensors: Any, options: Any) -> Any:
+        self.seen.append(thread_objects())
+        return self.inner.allreduce(tensors, options)
+
+
+def thread_objects() -> tuple[bool, bool]:
+    """Whether this thread keeps the context of a backward, and hooks of saved tensors."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return torch._C._is_key_in_tls("context"), hooks is not None
+
+
+def collectives_in_backward_and_under_hooks(rank: int):
+    group = Watched(dist.group.WORLD)
+    dist.distributed_c10d._register_process_group("watched", group)
+    x = torch.ones(3, requires_grad=True)
+    around = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        y = ops.all_reduce_differentiable(x, group_name="watched") * 1
+        around.append(thread_objects())
+    y.register_hook(lambda gradient: around.append(thread_objects()))
+    x.register_hook(lambda gradient: around.append(thread_objects()))
+    y.sum().backward()
+    dist.distributed_c10d._unregister_process_group("watched")
+    return group.seen, around
+
+
+def test_collectives_take_no_python_objects_of_the_thread_along(ranks: Ranks):
+    for seen, around in ranks.run(collectives_in_backward_and_under_hooks):
+        assert seen == [(False, False)] * 2  # forward and backward
+        # They are there again when the collective has started: under the hooks, before and after that of backward.
+        assert around == [(False, True), (True, False), (True, False)]
