@@ -227,14 +227,14 @@ class FSP(NoisyModule):
         if token_mask is not None:
             output = _ops.fill_padding(output, token_mask)
         info: dict[str, Any] = {
-            "level_indices": _ops.unpack_positions(level_indices, z, self.channel_first),
+            "level_indices": layout.unpack_positions(level_indices, z),
             "norm_info": norm_info,
         }
         if draws:
             info["p_accept_prob"] = acceptance
         return FSPOutput(
             layout.unpack(output, z),
-            self._as_returned(_ops.unpack_positions(indices, z, self.channel_first)),
+            self._as_returned(layout.unpack_positions(indices, z)),
             loss,
             info,
         )

@@ -116,7 +116,7 @@ class GroupedResidualVQ(nn.Module):
     @property
     def stacks(self) -> list[ResidualVQ]:
         """``rvqs``, with their type."""
-        return contained(self.rvqs)
+        return contained(self, "rvqs")
 
     @property
     def split_dim(self) -> int:

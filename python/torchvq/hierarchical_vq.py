@@ -376,7 +376,7 @@ class HierarchicalVQ(nn.Module):
         """The quantizer of each scale; the scales may share one."""
         if self.vqs is None:
             return [cast(VectorQuantize, self.vq)] * self.num_levels
-        return contained(self.vqs)
+        return contained(self, "vqs")
 
     def _codebooks(self) -> list[Codebook]:
         levels = self.levels[:1] if self.shared_codebook else self.levels

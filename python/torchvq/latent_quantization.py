@@ -215,7 +215,7 @@ class LatentQuantize(nn.Module):
         output = output.to(z.dtype)
         if token_mask is not None:
             output = _ops.fill_padding(output, token_mask)
-        return QuantizeOutput(layout.unpack(output, z), self._restore(indices, z), loss)
+        return QuantizeOutput(layout.unpack(output, z), self._restore(indices, z, layout), loss)
 
     # Codes -----------------------------------------------------------------------------------------------------
 
@@ -285,7 +285,9 @@ class LatentQuantize(nn.Module):
 
     def _values_of_step(self, latents: Tensor, mask: Tensor | None) -> list[Tensor]:
         """The values that this forward quantizes to; an in-place optimizer has updated them first."""
-        values = list(self.values_per_latent)
+        # The list's own iterator takes five times as long.
+        names = map(str, range(len(self.levels)))
+        values: list[Tensor] = [getattr(self.values_per_latent, name) for name in names]
         if self.vqp_compat:
             values = [own.detach() for own in values]
         if not learns_in_place(self, self.values_per_latent):
@@ -342,11 +344,11 @@ class LatentQuantize(nn.Module):
             return tokens
         return tokens.reshape(*tokens.shape[:-1], self.num_codebooks, self.codebook_dim)
 
-    def _restore(self, indices: Tensor, z: Tensor) -> Tensor:
+    def _restore(self, indices: Tensor, z: Tensor, layout: Layout) -> Tensor:
         """(B, N, C), of one codebook (B, N), to the positions of z."""
         if self.keep_num_codebooks_dim and self.num_codebooks == 1:
             indices = indices.unsqueeze(-1)
-        indices = _ops.unpack_positions(indices, z, self.channel_first)
+        indices = layout.unpack_positions(indices, z)
         return as_returned(indices, self.vqp_compat, self.codebook_size)
 
 

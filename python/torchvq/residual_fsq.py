@@ -167,7 +167,7 @@ class ResidualFSQ(ResidualStack):
     @property
     def quantizers(self) -> list[FSQ]:
         """``layers``, with their type."""
-        return contained(self.layers)
+        return contained(self, "layers")
 
     @property
     def codebooks(self) -> Tensor:

@@ -164,7 +164,7 @@ class ResidualLFQ(ResidualStack):
     @property
     def quantizers(self) -> list[LFQ]:
         """``layers``, with their type."""
-        return contained(self.layers)
+        return contained(self, "layers")
 
     @property
     def codebooks(self) -> Tensor:

@@ -149,7 +149,7 @@ class ResidualSimVQ(ResidualStack):
     @property
     def quantizers(self) -> list[SimVQ]:
         """``layers``, with their type."""
-        return contained(self.layers)
+        return contained(self, "layers")
 
     @property
     def codebook_size(self) -> int:

@@ -210,7 +210,7 @@ class ResidualVQ(nn.Module):
         ]
         if self.shared_codebook:
             for level in levels[1:]:
-                level._codebook = levels[0]._codebook
+                level._codebook = levels[0]._codebook  # type: ignore[misc]
         if make_optimizer is not None:
             self.in_place_codebook_optimizer = make_optimizer(levels[0]._codebook.parameters())
         return levels
@@ -371,7 +371,7 @@ class ResidualVQ(nn.Module):
     @property
     def levels(self) -> list[VectorQuantize]:
         """``layers``, with their type."""
-        return contained(self.layers)
+        return contained(self, "layers")
 
     def mlp(self, level: int) -> MLP:
         """The network that computes the codes of a level of an implicit codebook, from level 1 on."""

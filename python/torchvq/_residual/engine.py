@@ -103,7 +103,7 @@ def restore_codes(codes: Tensor, x: Tensor, mask: Tensor | None, layout: Layout)
     """Codes of one level, (B, N, D) to (B, *, D), with zeros for padding."""
     if mask is not None:
         codes = _ops.fill_masked(codes, mask)
-    return _ops.unpack_positions(codes, x, layout.channel_first)
+    return layout.unpack_positions(codes, x)
 
 
 def stack_levels(levels: list[Tensor], count: int, missing: float, dim: int = 0) -> Tensor:

@@ -31,7 +31,7 @@ class GroupedStack(nn.Module, Generic[Stack]):
     @property
     def stacks(self) -> list[Stack]:
         """``rvqs``, as a typed list."""
-        return contained(self.rvqs)
+        return contained(self, "rvqs")
 
     @property
     def split_dim(self) -> int:

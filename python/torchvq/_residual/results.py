@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from torchvq._base.layout import Layout
+from torchvq._base.projection import projects_nothing
 from torchvq._codebook.losses import Terms
 from torchvq._codebook.stats import finish_step
 from torchvq._residual.engine import leave, restore_codes, stack_levels
@@ -100,6 +101,8 @@ def _result(started: Started, step: Step) -> ResidualResult:
 def _restore(
     rvq: "ResidualVQ", layout: Layout, output: Tensor, x: Tensor, request: StackRequest
 ) -> Tensor:
+    if projects_nothing(rvq.project_out):
+        return layout.restore_tokens(output, x, request.mask, rvq.return_zeros_for_masked_padding)
     merged = layout.merge_heads(output, *request.batch).flatten(2)
     padding = None
     if request.mask is not None and not rvq.return_zeros_for_masked_padding:

@@ -42,15 +42,19 @@ def steps_at_once(rvq: "ResidualVQ", tokens: Tensor) -> bool:
     if by_gradient and rvq.quant_grad_frac > 0 and not takes_gradient(tokens):
         # Codes hand their gradient on to later levels, which need an estimator then; the first has nothing to reach.
         return False
-    return all(
-        level.training == level._codebook.training == training
-        and level._codebook.begins_initialised
-        and not level._codebook.affine_param
-        and level._codebook.rules == rules
-        and level.commitment_weight == first.commitment_weight
-        and level.has_commitment_loss == first.has_commitment_loss
-        for level in levels
-    )
+    for level in levels:
+        codebook = level._codebook
+        alike = (
+            level.training == codebook.training == training
+            and codebook.begins_initialised
+            and not codebook.affine_param
+            and codebook.rules == rules
+            and level.commitment_weight == first.commitment_weight
+            and level.has_commitment_loss == first.has_commitment_loss
+        )
+        if not alike:
+            return False
+    return True
 
 
 def step_at_once(rvq: "ResidualVQ", tokens: Tensor, request: "StackRequest") -> Step:

@@ -68,7 +68,7 @@ class _Stack(Adapter):
             return None
         if not isinstance(count, int) or count < 1:
             return None
-        levels = contained(self.quantizers)[:count]
+        levels = contained(self, "quantizers")[:count]
         parts = _parts_of_levels(levels, x)
         return None if parts is None else _encode(x, parts, zero_code)
 

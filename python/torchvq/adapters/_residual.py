@@ -11,7 +11,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from torchvq._base.contained import contained
 from torchvq.adapters._frozen import prepared_codes
 from torchvq.adapters._registry import Adapter, register
 from torchvq.adapters._search import nearest, residual_nearest, residual_sum
@@ -162,7 +161,7 @@ def _embeds(layers: nn.ModuleList) -> list[Tensor]:
     if torch.compiler.is_compiling():
         return [cast(Any, layer).codebook.embed for layer in layers]
     # Module.__getattr__ searches three dicts, which for one frame and 32 levels would take a tenth of the call.
-    codebooks: list[Any] = [layer._modules["codebook"] for layer in contained(layers)]
+    codebooks: list[Any] = [layer._modules["codebook"] for layer in layers._modules.values()]
     if "embed" in codebooks[0]._buffers:
         return [codebook._buffers["embed"] for codebook in codebooks]
     return [codebook.embed for codebook in codebooks]
