@@ -15,6 +15,7 @@ set(TORCHVQ_SOURCES
   detail/root.cpp
   detail/row_keys.cpp
   detail/scalar_levels.cpp
+  detail/transposed.cpp
   detail/untouched_zeros.cpp
   detail/unused_codes.cpp
   distributed/agreement.cpp

@@ -10,6 +10,7 @@
 
 #include "detail/checks.h"
 #include "detail/readable.h"
+#include "detail/transposed.h"
 
 namespace torchvq::functional {
 namespace {
@@ -37,15 +38,21 @@ at::Tensor pack_tokens(const at::Tensor& x, bool channel_first) {
     return x.unsqueeze(1);
   }
   if (channel_first) {
-    return x.flatten(2).transpose(1, 2);
+    return detail::transposed(x.flatten(2));
   }
   return x.dim() == 3 ? x : x.flatten(1, -2);
 }
 
-at::Tensor unpack_tokens(const at::Tensor& tokens, c10::SymIntArrayRef sizes, bool channel_first) {
-  return channel_first && sizes.size() > 2
-             ? unpack_positions(tokens, sizes, channel_first).movedim(-1, 1)
-             : unpack_positions(tokens, sizes, channel_first);
+at::Tensor unpack_tokens(const at::Tensor& tokens, const at::Tensor& x, bool channel_first) {
+  const auto sizes = x.sym_sizes();
+  if (!channel_first || sizes.size() == 2) return unpack_positions(tokens, sizes, channel_first);
+  if (tokens.dim() == 3 && detail::is_readable(tokens) && detail::needs_gradient(tokens) &&
+      x.is_contiguous()) {
+    auto shape = x.sizes().vec();
+    shape[1] = tokens.size(2);
+    return detail::transposed(tokens).reshape(shape);
+  }
+  return unpack_positions(tokens, sizes, channel_first).movedim(-1, 1);
 }
 
 at::Tensor unpack_positions(const at::Tensor& values, c10::SymIntArrayRef sizes,
@@ -210,7 +217,7 @@ at::Tensor restore_tokens(const at::Tensor& codes, const at::Tensor& x,
                              : std::optional(pack_tokens(x, layout.channel_first()));
     output = fill_padding(output, *mask, padding);
   }
-  return unpack_tokens(output, x.sym_sizes(), layout.channel_first());
+  return unpack_tokens(output, x, layout.channel_first());
 }
 
 at::Tensor restore_positions(const at::Tensor& values, const at::Tensor& x,
@@ -226,10 +233,6 @@ at::Tensor restore_positions(const at::Tensor& values, const at::Tensor& x,
 namespace {
 
 // Operators take x and not its sizes, because torch.jit.trace refuses lists of symbolic sizes.
-at::Tensor unpack_tokens_op(const at::Tensor& tokens, const at::Tensor& x, bool channel_first) {
-  return unpack_tokens(tokens, x.sym_sizes(), channel_first);
-}
-
 at::Tensor unpack_positions_op(const at::Tensor& values, const at::Tensor& x, bool channel_first) {
   return unpack_positions(values, x.sym_sizes(), channel_first);
 }
@@ -259,7 +262,7 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   using namespace torchvq::functional;
   m.def("pack_tokens(Tensor x, bool channel_first=False) -> Tensor", TORCH_FN(pack_tokens));
   m.def("unpack_tokens(Tensor tokens, Tensor x, bool channel_first=False) -> Tensor",
-        TORCH_FN(unpack_tokens_op));
+        TORCH_FN(unpack_tokens));
   m.def("unpack_positions(Tensor values, Tensor x, bool channel_first=False) -> Tensor",
         TORCH_FN(unpack_positions_op));
   m.def("split_heads(Tensor tokens, int heads, bool separate) -> Tensor", TORCH_FN(split_heads));

@@ -87,7 +87,7 @@ QuantizeScalarsOutput finite_scalar_quantize(const at::Tensor& x, at::IntArrayRe
   codes = codes.to(x.scalar_type());
   if (keep_codebooks && options.codebooks() == 1) indices = indices.unsqueeze(-1);
   if (!moves) return {codes, indices};
-  return {unpack_tokens(codes, x.sym_sizes(), channel_first),
+  return {unpack_tokens(codes, x, channel_first),
           unpack_positions(indices, x.sym_sizes(), channel_first)};
 }
 

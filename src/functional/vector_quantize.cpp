@@ -59,14 +59,13 @@ SplitTokens split_input(const at::Tensor& x, const std::optional<at::Tensor>& ma
   return split;
 }
 
-/// Whether search, estimator and commitment loss can be one autograd node: one codebook whose
-/// tokens differ from x only in shape, an estimator that reaches only x, and no other loss.
+/// Whether search, estimator and commitment loss can be one autograd node: one codebook without
+/// heads and padding, an estimator that reaches only x, and no other loss.
 bool quantizes_plainly(const VectorQuantizeArguments& arguments,
                        const VectorQuantizeStepOptions& options) {
   const auto& [codebook, mask, targets, weight, affine, step_counts] = arguments;
   if (mask || targets || codebook.dim() != 3 || codebook.sym_size(0) != 1) return false;
-  const auto& layout = options.layout();
-  if (layout.heads() != 1 || layout.channel_first()) return false;
+  if (options.layout().heads() != 1) return false;
   const auto& losses = options.losses();
   if (!losses.training() || losses.commitment_weight() == 0 || losses.pulls_codes() ||
       losses.commitment_use_cross_entropy_loss() || losses.diversity_weight() != 0 ||
@@ -104,15 +103,17 @@ VectorQuantizeStep search(const at::Tensor& x, const CodebookState& state,
 VectorQuantizeStep search_plainly(const at::Tensor& x, const VectorQuantizeArguments& arguments,
                                   const VectorQuantizeStepOptions& options) {
   const auto& codebook = arguments.codebook;
-  auto found = ops::quantize_and_commit(x, codebook, options.search().estimator());
+  const bool moves = options.layout().channel_first();
+  const auto rows = moves ? pack_tokens(x, true) : x;
+  auto found = ops::quantize_and_commit(rows, codebook, options.search().estimator());
   VectorQuantizeStep step;
-  const auto tokens = split_tokens(x.detach(), std::nullopt, options.layout()).tokens;
+  const auto tokens = split_heads(pack_tokens(rows.detach()), 1, false);
   step.searched = {tokens.to(found.codes.scalar_type()), codebook, std::nullopt, found.codes,
                    found.indices.reshape_symint(tokens.sym_sizes().slice(0, 2))};
   const auto zero = found.commitment.new_zeros({});
   step.terms = {std::move(found.commitment), zero, zero};
-  step.quantized = std::move(found.quantized);
-  step.indices = std::move(found.indices);
+  step.quantized = moves ? unpack_tokens(found.quantized, x, true) : found.quantized;
+  step.indices = moves ? unpack_positions(found.indices, x.sym_sizes(), true) : found.indices;
   return step;
 }
 

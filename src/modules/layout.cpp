@@ -83,7 +83,7 @@ OptionalTensor Layout::mask_of_items(const at::Tensor& x, const OptionalTensor& 
 at::Tensor Layout::pack(const at::Tensor& x) const { return F::pack_tokens(x, channel_first); }
 
 at::Tensor Layout::unpack(const at::Tensor& tokens, const at::Tensor& x) const {
-  return F::unpack_tokens(tokens, x.sym_sizes(), channel_first);
+  return F::unpack_tokens(tokens, x, channel_first);
 }
 
 at::Tensor Layout::split_heads(const at::Tensor& tokens) const {

@@ -23,9 +23,11 @@ namespace torchvq::functional {
 /// Throws                c10::ValueError when x has fewer than 2 dimensions.
 TORCHVQ_API at::Tensor pack_tokens(const at::Tensor& x, bool channel_first = false);
 
-/// The inverse of pack_tokens for a result (B, N, D') or candidates (B, N, k, D'): `sizes` is the
-/// shape of the packed input. Candidates come out as (B, *, k, D'), channel-first as (B, D', *, k).
-TORCHVQ_API at::Tensor unpack_tokens(const at::Tensor& tokens, c10::SymIntArrayRef sizes,
+/// The inverse of pack_tokens for a result (B, N, D') or candidates (B, N, k, D') of its input x.
+/// Candidates come out as (B, *, k, D'), channel-first as (B, D', *, k). A channel-first result
+/// is a view, of strides as in channels_last; on CPU a contiguous copy if it requires a gradient
+/// and x is contiguous, because the gradient of a copy comes back by one, faster than by torch.
+TORCHVQ_API at::Tensor unpack_tokens(const at::Tensor& tokens, const at::Tensor& x,
                                      bool channel_first = false);
 
 /// Gives per-token values (B, N, ...) the position axes of the packed input: (B, *, ...).

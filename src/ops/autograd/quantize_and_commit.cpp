@@ -11,6 +11,7 @@
 
 #include "detail/differentiable.h"
 #include "detail/once_differentiable.h"
+#include "detail/transposed.h"
 #include "ops/autograd/commitment_gradients.h"
 #include "ops/quantize_and_commit.h"
 
@@ -24,7 +25,8 @@ constexpr auto kRotates = "rotates";
 
 at::Tensor estimated(const at::Tensor& grad, const at::Tensor& rows, const at::Tensor& codes,
                      bool rotates) {
-  const auto own = grad.reshape_symint(rows.sym_sizes()).to(rows.scalar_type());
+  const auto own =
+      detail::contiguous_rows(grad).reshape_symint(rows.sym_sizes()).to(rows.scalar_type());
   if (!rotates) return own;
   detail::check_once_differentiable("rotation_trick");
   return ops::rotation_trick_backward(own, rows, codes);
