@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -386,10 +386,8 @@ class VectorQuantize(VectorQuantizeOptions):
 
     @property
     def _codebook(self) -> Codebook:
-        # A lookup through the module, which registers the codebook under this name, takes four times as long.
-        own: dict[str, Any] = self._modules
-        codebook: Codebook = own["_codebook"]
-        return codebook
+        # Registered under this name; a lookup through the module takes four times as long.
+        return self._modules["_codebook"]  # type: ignore[return-value]
 
     @property
     def codebook(self) -> Tensor:

@@ -9,9 +9,9 @@ namespace {
 
 constexpr int64_t kStrip = 64;
 
-/// The side of a block of elements of type T, which fills kLanes vectors once or twice.
+/// The side of a block, which fills kLanes vectors with words, and twice as many with halves.
 template <typename T>
-constexpr int64_t kSide = kLanes * static_cast<int64_t>(sizeof(float) / sizeof(T));
+constexpr int64_t kSide = sizeof(T) == 4 ? kLanes : 2 * kLanes;
 
 inline void transpose_block(const float* from, int64_t columns, float* to, int64_t rows) {
   Floats block[kLanes];
@@ -24,7 +24,7 @@ inline void transpose_block(const float* from, int64_t columns, float* to, int64
 /// The words are transposed as those above.
 inline void transpose_block(const uint16_t* from, int64_t columns, uint16_t* to, int64_t rows) {
   Floats even[kLanes], odd[kLanes];
-  for (int i = 0; i < kLanes; ++i) {
+  for (int64_t i = 0; i < kLanes; ++i) {
     const auto first = load<Words>(from + 2 * i * columns);
     const auto second = load<Words>(from + (2 * i + 1) * columns);
     even[i] = reinterpret_cast<Floats>((first & 0xffffU) | (second << 16));
@@ -32,7 +32,7 @@ inline void transpose_block(const uint16_t* from, int64_t columns, uint16_t* to,
   }
   transpose(even);
   transpose(odd);
-  for (int i = 0; i < kLanes; ++i) {
+  for (int64_t i = 0; i < kLanes; ++i) {
     store(to + 2 * i * rows, even[i]);
     store(to + (2 * i + 1) * rows, odd[i]);
   }
