@@ -29,8 +29,9 @@ void copy_transposed(kernels::Transpose<T> kernel, const at::Tensor& x, const at
   const int64_t rows = x.size(1), columns = x.size(2);
   const auto* from = static_cast<const T*>(x.const_data_ptr());
   auto* result = static_cast<T*>(to.mutable_data_ptr());
-  // A task has whole strips of columns of one item.
-  const int64_t width = std::max<int64_t>(kTransposedPerTask / rows / 64, 1) * 64;
+  // A task has columns of one item.
+  constexpr int64_t strip = kernels::kTransposedStrip;
+  const int64_t width = std::max<int64_t>(kTransposedPerTask / rows / strip, 1) * strip;
   const int64_t tasks = (columns + width - 1) / width;
   at::parallel_for(0, x.size(0) * tasks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {

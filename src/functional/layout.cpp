@@ -47,7 +47,7 @@ at::Tensor unpack_tokens(const at::Tensor& tokens, const at::Tensor& x, bool cha
   const auto sizes = x.sym_sizes();
   if (!channel_first || sizes.size() == 2) return unpack_positions(tokens, sizes, channel_first);
   if (tokens.dim() == 3 && detail::is_readable(tokens) && detail::needs_gradient(tokens) &&
-      x.is_contiguous()) {
+      detail::is_readable(x) && x.is_contiguous()) {
     auto shape = x.sizes().vec();
     shape[1] = tokens.size(2);
     return detail::transposed(tokens).reshape(shape);

@@ -112,8 +112,12 @@ VectorQuantizeStep search_plainly(const at::Tensor& x, const VectorQuantizeArgum
                    found.indices.reshape_symint(tokens.sym_sizes().slice(0, 2))};
   const auto zero = found.commitment.new_zeros({});
   step.terms = {std::move(found.commitment), zero, zero};
-  step.quantized = moves ? unpack_tokens(found.quantized, x, true) : found.quantized;
-  step.indices = moves ? unpack_positions(found.indices, x.sym_sizes(), true) : found.indices;
+  step.quantized = std::move(found.quantized);
+  step.indices = std::move(found.indices);
+  if (moves) {
+    step.quantized = unpack_tokens(step.quantized, x, true);
+    step.indices = unpack_positions(step.indices, x.sym_sizes(), true);
+  }
   return step;
 }
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
+from forwarding_group import ForwardingGroup
 from ranks import Ranks
 from shards import group_name
 from torch import Tensor, nn
@@ -120,17 +119,15 @@ def test_sub_groups_add_among_themselves(pool):
     assert pool(3).run(sub_group) == [3.0, 3.0, 3.0]
 
 
-class Watched(dist.ProcessGroup):
+class Watched(ForwardingGroup):
     """Notes which Python objects of the thread a collective would take along to Gloo's thread."""
 
     def __init__(self, inner: dist.ProcessGroup) -> None:
-        super().__init__(inner.rank(), inner.size())
-        self.inner = inner
+        super().__init__(inner)
         self.seen: list[tuple[bool, bool]] = []
 
-    def allreduce(self, tensors: Any, options: Any) -> Any:
+    def entering(self, kind: str) -> None:
         self.seen.append(thread_objects())
-        return self.inner.allreduce(tensors, options)
 
 
 def thread_objects() -> tuple[bool, bool]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+from forwarding_group import ForwardingGroup
 from ranks import Ranks, outcome
 from torch import Tensor, nn
 
@@ -26,31 +27,18 @@ LIMIT = 30.0
 NAME = "observed"
 
 
-class Observed(dist.ProcessGroup):
-    """Forwards collectives, and kills the process on entering one of them, before it sends anything."""
+class Observed(ForwardingGroup):
+    """Kills the process on entering one of its collectives."""
 
     def __init__(self, inner: dist.ProcessGroup) -> None:
-        super().__init__(inner.rank(), inner.size())
-        self.inner = inner
+        super().__init__(inner)
         self.seen: list[str] = []
         self.last: tuple[str, int] | None = None
 
-    def _enter(self, kind: str) -> None:
+    def entering(self, kind: str) -> None:
         self.seen.append(kind)
         if self.last == (kind, self.seen.count(kind)):
             os.kill(os.getpid(), signal.SIGKILL)
-
-    def allreduce(self, tensors: Any, options: Any) -> Any:
-        self._enter("all-reduce")
-        return self.inner.allreduce(tensors, options)
-
-    def allgather(self, outputs: Any, inputs: Any, options: Any) -> Any:
-        self._enter("all-gather")
-        return self.inner.allgather(outputs, inputs, options)
-
-    def broadcast(self, tensors: Any, options: Any) -> Any:
-        self._enter("broadcast")
-        return self.inner.broadcast(tensors, options)
 
 
 class Phase(NamedTuple):

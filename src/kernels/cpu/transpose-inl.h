@@ -7,8 +7,6 @@
 namespace torchvq::kernels {
 namespace {
 
-constexpr int64_t kStrip = 64;
-
 /// The side of a block, which fills kLanes vectors with words, and twice as many with halves.
 template <typename T>
 constexpr int64_t kSide = sizeof(T) == 4 ? kLanes : 2 * kLanes;
@@ -50,8 +48,8 @@ void transpose_columns(const T* from, int64_t rows, int64_t columns, int64_t beg
     }
   };
   const int64_t whole_rows = rows / side * side;
-  for (int64_t strip = begin; strip < end; strip += kStrip) {
-    const int64_t last = strip + kStrip < end ? strip + kStrip : end;
+  for (int64_t strip = begin; strip < end; strip += kTransposedStrip) {
+    const int64_t last = strip + kTransposedStrip < end ? strip + kTransposedStrip : end;
     const int64_t whole = strip + (last - strip) / side * side;
     for (int64_t row = 0; row < whole_rows; row += side) {
       for (int64_t column = strip; column < whole; column += side) {

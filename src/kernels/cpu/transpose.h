@@ -7,6 +7,9 @@
 
 namespace torchvq::kernels {
 
+/// Columns that are transposed together; a task has a multiple of them.
+inline constexpr int64_t kTransposedStrip = 64;
+
 /// Transposes columns [begin, end) of a matrix (rows, columns) into rows [begin, end) of `to`
 /// (columns, rows).
 template <typename T>
