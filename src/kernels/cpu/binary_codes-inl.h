@@ -1,42 +1,16 @@
 // Source of the kernels of binary_codes.h; included by one file per instruction set, which defines
 // TORCHVQ_LEVEL_NAME. Compiled without contraction, so that all sets give the same bits.
 #include "kernels/cpu/binary_codes.h"
+#include "kernels/cpu/exponential-inl.h"
 #include "kernels/cpu/simd-inl.h"
 
 namespace torchvq::kernels {
 namespace {
 
 constexpr int64_t kHalfLanes = kLanes / 2;
-constexpr double kLargestLogit = 700.0;
-using Longs = Vector<int64_t, kLanes / 2>;
 
 /// One partial sum per remainder of 8, the same for every instruction set.
 constexpr int64_t kFoldLanes = 8;
-
-inline Doubles wide_splat(double value) { return Doubles{} + value; }
-
-/// exp(-v) for v in [0, 700]: log 2 in two parts, then the exponential series.
-inline Doubles exp_of_minus(Doubles v) {
-  const Doubles shifted = v * -1.4426950408889634 + 6755399441055744.0;  // rounds to an integer
-  const Doubles whole = shifted - 6755399441055744.0;
-  const Doubles rest = (-v - whole * 0.69314718036912382) - whole * 1.9082149292705877e-10;
-  Doubles power = wide_splat(1.0 / 6227020800.0);
-  power = power * rest + 1.0 / 479001600.0;
-  power = power * rest + 1.0 / 39916800.0;
-  power = power * rest + 1.0 / 3628800.0;
-  power = power * rest + 1.0 / 362880.0;
-  power = power * rest + 1.0 / 40320.0;
-  power = power * rest + 1.0 / 5040.0;
-  power = power * rest + 1.0 / 720.0;
-  power = power * rest + 1.0 / 120.0;
-  power = power * rest + 1.0 / 24.0;
-  power = power * rest + 1.0 / 6.0;
-  power = power * rest + 0.5;
-  power = power * rest + 1.0;
-  power = power * rest + 1.0;
-  const Longs bits = reinterpret_cast<Longs>(power) + (reinterpret_cast<Longs>(shifted) << 52);
-  return reinterpret_cast<Doubles>(bits);
-}
 
 /// log(1 + o) for o in [0, 1]: 2 atanh(o / (2 + o)).
 inline Doubles log_of_one_plus(Doubles o) {
@@ -54,7 +28,7 @@ inline Doubles magnitude(Doubles v) {
 /// exp(-|z|): the odds of the less likely value of a bit.
 inline Doubles odds_of(Doubles z) {
   const Doubles size = magnitude(z);
-  return exp_of_minus(size < kLargestLogit ? size : wide_splat(kLargestLogit));
+  return exp_of_minus(size < kLargestExponent ? size : wide_splat(kLargestExponent));
 }
 
 /// Calls body(first, values, wanted) for vectors of logits widened to float64; the last

@@ -19,11 +19,14 @@ double largest_bias(const NearestCodeTask& task) {
   return largest;
 }
 
-const float* NearestCodeDecision::unit_row(const float* row, size_t slot) {
-  if (!task_.cosine) return row;
-  float* unit = unit_.data() + static_cast<int64_t>(slot) * task_.dim;
-  exact_.unit_row_float(row, task_.dim, unit);
-  return unit;
+void NearestCodeDecision::make_unit(const float** rows, size_t count, size_t first) {
+  if (!task_.cosine) return;
+  float* units[kTogether];
+  for (size_t i = 0; i < count; ++i) {
+    units[i] = unit_.data() + static_cast<int64_t>(first + i) * task_.dim;
+  }
+  exact_.unit_rows(rows, static_cast<int64_t>(count), task_.dim, units);
+  std::copy(units, units + count, rows);
 }
 
 size_t NearestCodeDecision::score(const float* x, const std::vector<int32_t>& candidates,
@@ -31,8 +34,9 @@ size_t NearestCodeDecision::score(const float* x, const std::vector<int32_t>& ca
   const size_t count = std::min(kTogether, candidates.size() - begin);
   const float* codes[kTogether] = {};
   for (size_t i = 0; i < count; ++i) {
-    codes[i] = unit_row(task_.codebook + candidates[begin + i] * task_.dim, i + 1);
+    codes[i] = task_.codebook + candidates[begin + i] * task_.dim;
   }
+  make_unit(codes, count, 1);
   exact_.pair_scores(x, task_.dim, codes, static_cast<int64_t>(count), task_.cosine, scores);
   for (size_t i = 0; i < count; ++i) scores[i] += task_.bias_of(candidates[begin + i]);
   return count;
@@ -40,7 +44,7 @@ size_t NearestCodeDecision::score(const float* x, const std::vector<int32_t>& ca
 
 void NearestCodeDecision::decide(const float* x, const std::vector<int32_t>& candidates,
                                  const std::vector<int32_t>& excluded, int64_t* indices) {
-  x = unit_row(x, 0);
+  make_unit(&x, 1, 0);
   double scores[kTogether];
   if (task_.k == 1 && candidates.size() <= kTogether && !candidates.empty()) {
     // The most common case. Candidates come in order of index, so the first of equal scores wins.

@@ -41,9 +41,10 @@ class NearestCodeDecision {
               const std::vector<int32_t>& excluded, int64_t* indices);
 
  private:
-  static constexpr size_t kTogether = 4;
+  static constexpr size_t kTogether = 8;
 
-  const float* unit_row(const float* row, size_t slot);
+  /// `rows` point to their unit vectors after it, in places from `first` on; only with the cosine metric.
+  void make_unit(const float** rows, size_t count, size_t first);
   /// Scores candidates [begin, begin + kTogether), or up to the last one; returns their number.
   size_t score(const float* x, const std::vector<int32_t>& candidates, size_t begin,
                double* scores);

@@ -12,15 +12,35 @@ constexpr int kWideRows = 4;
 constexpr int kWideVectors = kRegisters == 32 ? 4 : 2;
 constexpr int kWidePanel = kWide * kWideVectors;
 
+/// Several rows together: the sum of a row is a chain of additions, each of which waits for the one before.
+template <int count, typename T>
+inline void unit_rows_of(const T* const* rows, int64_t dim, T* const* units) {
+  double squares[count] = {};
+  for (int64_t d = 0; d < dim; ++d) {
+#pragma GCC unroll 8
+    for (int i = 0; i < count; ++i) {
+      const double value = rows[i][d];
+      squares[i] += value * value;
+    }
+  }
+  for (int i = 0; i < count; ++i) {
+    const double norm = sqrt(squares[i]);
+    const T* const row = rows[i];
+    T* const unit = units[i];
+    for (int64_t d = 0; d < dim; ++d) unit[d] = norm == 0 ? T(0) : static_cast<T>(row[d] / norm);
+  }
+}
+
 template <typename T>
 void unit_row(const T* row, int64_t dim, T* unit) {
-  double square = 0;
-  for (int64_t d = 0; d < dim; ++d) {
-    const double value = row[d];
-    square += value * value;
-  }
-  const double norm = sqrt(square);
-  for (int64_t d = 0; d < dim; ++d) unit[d] = norm == 0 ? T(0) : static_cast<T>(row[d] / norm);
+  unit_rows_of<1, T>(&row, dim, &unit);
+}
+
+void unit_rows(const float* const* rows, int64_t count, int64_t dim, float* const* units) {
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) unit_rows_of<8, float>(rows + i, dim, units + i);
+  for (; i + 2 <= count; i += 2) unit_rows_of<2, float>(rows + i, dim, units + i);
+  for (; i < count; ++i) unit_rows_of<1, float>(rows + i, dim, units + i);
 }
 
 template <int count, bool cosine>
@@ -42,6 +62,7 @@ template <bool cosine>
 void pair_scores_all(const float* row, int64_t dim, const float* const* codes, int64_t count,
                      double* scores) {
   int64_t i = 0;
+  for (; i + 8 <= count; i += 8) pair_scores_of<8, cosine>(row, dim, codes + i, scores + i);
   for (; i + 4 <= count; i += 4) pair_scores_of<4, cosine>(row, dim, codes + i, scores + i);
   for (; i < count; ++i) pair_scores_of<1, cosine>(row, dim, codes + i, scores + i);
 }
@@ -90,8 +111,8 @@ NearestCodeExact TORCHVQ_LEVEL_NAME(nearest_code_exact)() {
   NearestCodeExact table;
   table.panel = kWidePanel;
   table.tile_rows = kWideRows;
-  table.unit_row_float = unit_row<float>;
-  table.unit_row_double = unit_row<double>;
+  table.unit_rows = unit_rows;
+  table.unit_row = unit_row<double>;
   table.pair_scores = pair_scores;
   table.score_tile = score_tile;
   return table;

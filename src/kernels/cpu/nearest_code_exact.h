@@ -12,9 +12,9 @@ namespace torchvq::kernels {
 struct NearestCodeExact {
   int32_t panel, tile_rows;  ///< of the float64 scan
 
-  /// The row divided by its norm; a zero row stays zero.
-  void (*unit_row_float)(const float* row, int64_t dim, float* unit);
-  void (*unit_row_double)(const double* row, int64_t dim, double* unit);
+  /// Rows divided by their norms; a zero row stays zero.
+  void (*unit_rows)(const float* const* rows, int64_t count, int64_t dim, float* const* units);
+  void (*unit_row)(const double* row, int64_t dim, double* unit);
 
   /// scores[i] = sum_d (c_d^2 / 2 - x_d c_d), or sum_d (-x_d c_d) with `cosine`, c = codes[i],
   /// without bias.

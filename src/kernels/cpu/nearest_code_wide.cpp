@@ -29,7 +29,7 @@ NearestCodeWideSearch::NearestCodeWideSearch(const NearestCodeWideTask& task, Cp
       continue;
     }
     if (task.cosine) {
-      exact_.unit_row_double(code, dim, unit.data());
+      exact_.unit_row(code, dim, unit.data());
       code = unit.data();
     }
     double* to = panels_.data() + k / panel * panel * dim + k % panel;
@@ -43,7 +43,7 @@ bool NearestCodeWideSearch::pack_row(const double* row, double* packed) const {
     return false;
   }
   if (task_.cosine) {
-    exact_.unit_row_double(row, task_.dim, packed);
+    exact_.unit_row(row, task_.dim, packed);
   } else {
     std::copy_n(row, task_.dim, packed);
   }

@@ -75,10 +75,9 @@ CodeLogits::Block CodeLogits::forward(const at::Tensor& x) const {
   }
   const auto tokens = rows - centre_;
   const auto lengths = squared_norms(tokens);
-  auto squares = norms_ + lengths;
-  squares.addmm_(tokens, codes_.t(), /*beta=*/1, /*alpha=*/-2);
-  negative_distances_(squares, norms_, lengths, expansion_noise(tokens));
-  return {squares, tokens, {}};
+  auto scores = at::mm(tokens, codes_.t());
+  negative_distances_(scores, norms_, lengths, expansion_noise(tokens));
+  return {scores, tokens, {}};
 }
 
 at::Tensor CodeLogits::backward(const Block& block, at::Tensor grad_logits,

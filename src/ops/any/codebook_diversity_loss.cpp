@@ -3,14 +3,10 @@
 #include "ops/codebook_diversity_loss.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 #include <vector>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/logaddexp.h>
-#include <ATen/ops/logsumexp.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
@@ -57,23 +53,15 @@ struct DiversityHead {
     return {from, size, std::move(masked), std::move(part)};
   }
 
-  at::Tensor log_p(const DiversityBlock& part) const {
-    return (part.scores.logits * temperature).log_softmax(-1);
-  }
-
   bool keeps_blocks() const { return x.size(0) <= block * (x.is_cpu() ? kKeptBlocks : 1); }
 
-  /// log(sum over tokens of p), (K,). Minus infinity without tokens. `kept`, if any, receives the
-  /// blocks.
-  at::Tensor log_totals(const at::TensorOptions& options,
-                        std::vector<DiversityBlock>* kept = nullptr) const {
-    constexpr double kNothing = -std::numeric_limits<double>::infinity();
-    auto totals = at::full({scores.size()}, kNothing, options);
+  /// Sum over tokens of p, (K,). `kept`, if any, receives the blocks.
+  at::Tensor totals(const at::TensorOptions& options,
+                    std::vector<DiversityBlock>* kept = nullptr) const {
+    auto totals = at::zeros({scores.size()}, options);
     for (int64_t from = 0; from < x.size(0); from += block) {
       auto part = read(from);
-      auto log_p = this->log_p(part);
-      if (is_masked) log_p.masked_fill_(part.masked, kNothing);
-      totals = at::logaddexp(totals, log_p.logsumexp(0));
+      totals.add_(detail::probability_totals(part.scores.logits, temperature, part.masked));
       if (kept != nullptr) kept->push_back(std::move(part));
     }
     return totals;
@@ -86,10 +74,9 @@ struct DiversityHead {
     for (int64_t from = 0; from < x.size(0); from += block) {
       const auto part =
           kept.empty() ? read(from) : std::move(kept[static_cast<size_t>(from / block)]);
-      auto p = log_p(part).exp_();
-      const auto mean = (p * log_mean).sum(-1, /*keepdim=*/true);
-      detail::diversity_slopes_(p, log_mean, mean, weight, part.masked);
-      auto tokens_grad = scores.backward(part.scores, std::move(p), grad_codes);
+      auto slopes =
+          detail::diversity_slopes(part.scores.logits, temperature, log_mean, weight, part.masked);
+      auto tokens_grad = scores.backward(part.scores, std::move(slopes), grad_codes);
       if (!grad_x.defined()) continue;
       if (is_masked) tokens_grad.masked_fill_(part.masked, 0);
       grad_x.narrow(0, from, part.size).copy_(tokens_grad);
@@ -104,22 +91,25 @@ struct Mean {
   at::Tensor ranks;   // (), or undefined for one
 };
 
+/// `totals` (K,) of probabilities, `tokens` ().
+at::Tensor log_mean(const at::Tensor& totals, const at::Tensor& tokens) {
+  // A probability that underflowed is replaced by a tiny one; its share of loss and
+  // gradient is 0 in either case.
+  constexpr double kSmallest = -700;
+  return (totals / tokens.clamp_min(1)).log().clamp_min_(kSmallest).masked_fill_(tokens.eq(0), 0);
+}
+
 Mean own_mean(const DiversityHead& head, const at::TensorOptions& options,
               std::vector<DiversityBlock>* kept) {
   const auto tokens = head.counted.sum().to(options.dtype());
-  auto log_p = (head.log_totals(options, kept) - tokens.log()).masked_fill_(tokens.eq(0), 0);
-  return {std::move(log_p), tokens, {}};
+  return {log_mean(head.totals(options, kept), tokens), tokens, {}};
 }
 
 /// `totals` (K + 2): see codebook_diversity_totals.
 Mean shared_mean(const at::Tensor& totals) {
   const int64_t codes = totals.size(0) - 2;
   const auto tokens = totals[codes];
-  // A probability that underflowed is replaced by a tiny one; its share of loss and
-  // gradient is 0 in either case.
-  constexpr double kSmallest = -700;
-  auto log_p = (totals.narrow(0, 0, codes) / tokens.clamp_min(1)).log().clamp_min_(kSmallest);
-  return {log_p.masked_fill_(tokens.eq(0), 0), tokens, totals[codes + 1]};
+  return {log_mean(totals.narrow(0, 0, codes), tokens), tokens, totals[codes + 1]};
 }
 
 at::Tensor codebook_diversity_totals(const at::Tensor& x, const at::Tensor& codebook,
@@ -137,7 +127,7 @@ at::Tensor codebook_diversity_totals(const at::Tensor& x, const at::Tensor& code
     const auto rows = x[h], head_counted = counted[h];
     const DiversityHead head{scores,           rows,        head_counted,
                              mask.has_value(), temperature, detail::tokens_per_block(codebook)};
-    totals[h].narrow(0, 0, codes).copy_(head.log_totals(options).exp());
+    totals[h].narrow(0, 0, codes).copy_(head.totals(options));
     totals[h][codes].copy_(head_counted.sum());
   }
   return totals;

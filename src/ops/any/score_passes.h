@@ -1,22 +1,27 @@
-// Passes over blocks of scores. In memory, several tensor operators become one loop with the same
-// bits: blocks exceed the caches, so that each operator costs a read and a write of memory.
+// Passes over blocks of scores (n, K). In memory, several tensor operators become one loop over rows (kernels/cpu/score_rows.h): blocks exceed the
+// caches, so that each operator costs a read and a write of memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace torchvq::detail {
 
-/// squares (n, K), in place: -sqrt(squares), and 0 where a square is at most `noise` times its
-/// length, the sum of lengths `codes` (1, K) and `tokens` (n, 1).
-void negative_distances_(at::Tensor& squares, const at::Tensor& codes, const at::Tensor& tokens,
+/// products (n, K) of tokens and codes, in place: minus their distances, for the squared lengths `codes` (1, K) and
+/// `tokens` (n, 1). A squared distance of at most `noise` times the sum of both lengths counts as 0.
+void negative_distances_(at::Tensor& products, const at::Tensor& codes, const at::Tensor& tokens,
                          double noise);
 
 /// grad (n, K), in place: grad / scores, and 0 where a score is 0.
 void divide_by_scores_(at::Tensor& grad, const at::Tensor& scores);
 
-/// p (n, K), in place: p (log_mean - mean) weight, for log_mean (K,), mean (n, 1), weight (); 0 in
-/// rows where `masked` (n, 1), if defined, is true.
-void diversity_slopes_(at::Tensor& p, const at::Tensor& log_mean, const at::Tensor& mean,
-                       const at::Tensor& weight, const at::Tensor& masked);
+/// Sum over tokens of softmax(temperature * scores), (K,). Rows where `masked` (n, 1), if defined, is true do not count.
+at::Tensor probability_totals(const at::Tensor& scores, double temperature,
+                              const at::Tensor& masked);
+
+/// p (log_mean - sum over codes of p log_mean) weight, (n, K), for p = softmax(temperature * scores), log_mean (K,) and
+/// weight (); 0 in rows where `masked` (n, 1), if defined, is true.
+at::Tensor diversity_slopes(const at::Tensor& scores, double temperature,
+                            const at::Tensor& log_mean, const at::Tensor& weight,
+                            const at::Tensor& masked);
 
 }  // namespace torchvq::detail

@@ -6,13 +6,16 @@
 #include <torchvq/ops/orthogonal_loss.h>
 
 #include <cmath>
+#include <limits>
 
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "expect_throw.h"
+#include "kernels/cpu/cpu_level.h"
 
 namespace torchvq::losses_test {
 namespace {
@@ -84,6 +87,53 @@ TEST(CodebookDiversityLossTest, IsMinusTheEntropyOfAverageUse) {
   EXPECT_NEAR(
       ops::codebook_diversity_loss(rows({0, 0}, 1), codebook, 0, "euclidean").item<double>(),
       -std::log(2.0), 1e-12);
+}
+
+/// Loss, gradient and totals of 9 tokens, one of them masked, and 13 codes: rows that end within a vector.
+std::vector<at::Tensor> diversity_at(kernels::CpuLevel level, double temperature) {
+  kernels::limit_cpu_level(level);
+  const auto generator = at::detail::createCPUGenerator(5);
+  const auto draw = [&](int64_t count) {
+    return at::randn({1, count, 3}, generator, at::TensorOptions().dtype(at::kDouble));
+  };
+  const auto x = draw(9).requires_grad_(), codebook = draw(13).requires_grad_();
+  auto mask = at::ones({1, 9}, at::kBool);
+  mask[0][4].fill_(false);
+  const auto loss = ops::codebook_diversity_loss(x, codebook, temperature, "euclidean", mask);
+  auto grads = torch::autograd::grad({loss}, {x, codebook});
+  kernels::limit_cpu_level(kernels::CpuLevel::kAmx);
+  return {loss.detach(), grads[0], grads[1], x.detach(), codebook.detach()};
+}
+
+TEST(CodebookDiversityLossTest, HasTheSameBitsOnEveryInstructionSet) {
+  for (const double temperature : {0.0, 1.0, 100.0}) {
+    const auto plain = diversity_at(kernels::CpuLevel::kDefault, temperature);
+    for (const auto level : {kernels::CpuLevel::kAvx2, kernels::CpuLevel::kAvx512}) {
+      const auto other = diversity_at(level, temperature);
+      for (size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(at::equal(plain[i], other[i])) << i;
+    }
+  }
+}
+
+TEST(CodebookDiversityLossTest, IsTheEntropyOfTheMeanSoftmax) {
+  const auto found = diversity_at(kernels::CpuLevel::kAmx, 2);
+  const auto x = found[3].clone().requires_grad_(), codebook = found[4].clone().requires_grad_();
+  const auto scores = (x.unsqueeze(2) - codebook.unsqueeze(1)).square().sum(-1).sqrt().neg();
+  auto p = (scores * 2).softmax(-1)[0];
+  p = at::cat({p.slice(0, 0, 4), p.slice(0, 5)}).mean(0);
+  const auto loss = (p * p.log()).sum();
+  const auto grads = torch::autograd::grad({loss}, {x, codebook});
+  EXPECT_NEAR(found[0].item<double>(), loss.item<double>(), 1e-12);
+  EXPECT_TRUE(at::allclose(found[1], grads[0], 1e-9, 1e-12));
+  EXPECT_TRUE(at::allclose(found[2], grads[1], 1e-9, 1e-12));
+}
+
+TEST(CodebookDiversityLossTest, IsNanAfterAScoreThatIsNot) {
+  const auto codebook = rows({0, 10, 20}, 1);
+  for (const double bad : {std::numeric_limits<double>::quiet_NaN(), HUGE_VAL}) {
+    const auto loss = ops::codebook_diversity_loss(rows({0, bad}, 1), codebook, 1, "euclidean");
+    EXPECT_TRUE(std::isnan(loss.item<double>()));
+  }
 }
 
 TEST(OrthogonalLossTest, CountsPairsOfActiveCodes) {

@@ -1,0 +1,144 @@
+// Source of the kernels of score_rows.h; included by one file per instruction set, which defines TORCHVQ_LEVEL_NAME.
+// Compiled without contraction, so that all sets give the same bits.
+#include "kernels/cpu/exponential-inl.h"
+#include "kernels/cpu/score_rows.h"
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace torchvq::kernels {
+namespace {
+
+constexpr int64_t kScoreLanes = kLanes / 2;
+/// Partial sums and maxima, one per remainder of 8, the same for every instruction set.
+constexpr int64_t kSums = 8, kSumVectors = kSums / kScoreLanes;
+
+inline Doubles root(Doubles v) {
+#if defined(__AVX512F__)
+  constexpr __mmask8 kAllLanes = 0xFF;  // unmasked, GCC 12 warns about its own header
+  return reinterpret_cast<Doubles>(_mm512_maskz_sqrt_pd(kAllLanes, reinterpret_cast<__m512d>(v)));
+#else
+  for (int lane = 0; lane < kScoreLanes; ++lane) v[lane] = sqrt(v[lane]);
+  return v;
+#endif
+}
+
+/// Calls body(first, count) for vectors of a row; the last may be shorter than a vector.
+template <typename Body>
+inline void over_vectors(int64_t count, const Body& body) {
+  int64_t at = 0;
+  for (; at + kScoreLanes <= count; at += kScoreLanes) body(at, kScoreLanes);
+  if (at < count) body(at, count - at);
+}
+
+inline Doubles load_some(const double* from, int64_t count) {
+  if (count == kScoreLanes) return load<Doubles>(from);
+  double values[kScoreLanes] = {};
+  for (int64_t lane = 0; lane < count; ++lane) values[lane] = from[lane];
+  return load<Doubles>(values);
+}
+
+inline void store_some(double* to, Doubles v, int64_t count) {
+  if (count == kScoreLanes) {
+    store(to, v);
+    return;
+  }
+  for (int64_t lane = 0; lane < count; ++lane) to[lane] = v[lane];
+}
+
+/// Sum of values(first, count) over a row. Lanes beyond the row have to be zero.
+template <typename Values>
+inline double sum_of(int64_t count, const Values& values) {
+  Doubles sums[kSumVectors] = {};
+  int64_t part = 0;
+  over_vectors(count, [&](int64_t at, int64_t wanted) {
+    sums[part] += values(at, wanted);
+    part = part + 1 == kSumVectors ? 0 : part + 1;
+  });
+  double lanes[kSums];
+  memcpy(lanes, sums, sizeof lanes);
+  for (int64_t half = kSums / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  }
+  return lanes[0];
+}
+
+void negative_distances(const SquaredNorms& norms, int64_t count, double* products) {
+  const Doubles of_token = wide_splat(norms.of_token), noise = wide_splat(norms.noise);
+  over_vectors(count, [&](int64_t at, int64_t wanted) {
+    const Doubles lengths = load_some(norms.of_codes + at, wanted) + of_token;
+    const Doubles square = lengths - 2.0 * load_some(products + at, wanted);
+    store_some(products + at, -root(square <= lengths * noise ? Doubles{} : square), wanted);
+  });
+}
+
+void divide(const double* scores, int64_t count, double* grad) {
+  over_vectors(count, [&](int64_t at, int64_t wanted) {
+    const Doubles score = load_some(scores + at, wanted), slope = load_some(grad + at, wanted);
+    store_some(grad + at, score == 0.0 ? Doubles{} : slope / score, wanted);
+  });
+}
+
+double largest_of(const double* scores, int64_t count) {
+  Doubles most = wide_splat(-HUGE_VAL);
+  int64_t at = 0;
+  for (; at + kScoreLanes <= count; at += kScoreLanes) {
+    const Doubles score = load<Doubles>(scores + at);
+    most = score > most ? score : most;
+  }
+  double largest = -HUGE_VAL;
+  for (int64_t lane = 0; lane < kScoreLanes; ++lane) {
+    if (most[lane] > largest) largest = most[lane];
+  }
+  for (; at < count; ++at) {
+    if (scores[at] > largest) largest = scores[at];
+  }
+  return largest;
+}
+
+void probabilities(const double* scores, double temperature, int64_t count, double* p) {
+  const Doubles most = wide_splat(largest_of(scores, count)), slope = wide_splat(temperature);
+  const Doubles limit = wide_splat(kLargestExponent);
+  Doubles nothing = Doubles{};  // NaN after a score that is not finite
+  const double total = sum_of(count, [&](int64_t at, int64_t wanted) {
+    const Doubles score = load_some(scores + at, wanted);
+    nothing += score - score;
+    const Doubles below = (most - score) * slope;
+    Doubles e = exp_of_minus(below < limit ? below : limit);
+    if (wanted < kScoreLanes) {
+      for (int64_t lane = wanted; lane < kScoreLanes; ++lane) e[lane] = 0;
+    }
+    store_some(p + at, e, wanted);
+    return e;
+  });
+  const Doubles factor = wide_splat(1.0 / total + sum_lanes<double, kScoreLanes>(nothing));
+  over_vectors(count, [&](int64_t at, int64_t wanted) {
+    store_some(p + at, load_some(p + at, wanted) * factor, wanted);
+  });
+}
+
+void add(const double* p, int64_t count, double* totals) {
+  over_vectors(count, [&](int64_t at, int64_t wanted) {
+    store_some(totals + at, load_some(totals + at, wanted) + load_some(p + at, wanted), wanted);
+  });
+}
+
+void diversity_slopes(const double* log_mean, double factor, int64_t count, double* p) {
+  const Doubles mean = wide_splat(sum_of(count, [&](int64_t at, int64_t wanted) {
+    return load_some(p + at, wanted) * load_some(log_mean + at, wanted);
+  }));
+  const Doubles weight = wide_splat(factor);
+  over_vectors(count, [&](int64_t at, int64_t wanted) {
+    const Doubles distance = load_some(log_mean + at, wanted) - mean;
+    store_some(p + at, load_some(p + at, wanted) * distance * weight, wanted);
+  });
+}
+
+}  // namespace
+
+ScoreRowsKernel TORCHVQ_LEVEL_NAME(score_rows)() {
+  return {negative_distances, divide, probabilities, add, diversity_slopes};
+}
+
+}  // namespace torchvq::kernels
