@@ -30,6 +30,7 @@ SUITES = {
     "nearest_code": 2.5,
     "inputs": 1.0,
     "vector_quantize": 3.5,
+    "features_first": 1.0,
     "residual": 2.5,
     "fsq": 0.5,
     "lookup_free": 2.0,

@@ -24,6 +24,7 @@ SUITES = {
     "growth",
     "vector_quantize",
     "residual",
+    "features_first",
     "fsq",
     "lookup_free",
     "compiled",
