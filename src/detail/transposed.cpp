@@ -53,14 +53,16 @@ at::Tensor turned(const at::Tensor& x) {
 }
 
 struct Transposed : torch::autograd::Function<Transposed> {
-  static at::Tensor forward(torch::autograd::AutogradContext* /*ctx*/, const at::Tensor& x) {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x) {
+    // Without a gradient of its result x has none either, as through a view.
+    ctx->set_materialize_grads(false);
     at::AutoDispatchBelowADInplaceOrView guard;
     return turned(x);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* /*ctx*/,
                                                  const torch::autograd::variable_list& grads) {
-    return {transposed(grads[0])};
+    return {grads[0].defined() ? transposed(grads[0]) : at::Tensor()};
   }
 };
 

@@ -95,6 +95,14 @@ def test_channels_last_inputs_and_outputs_are_not_copied() -> None:
     assert back.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_inputs_get_no_gradient_where_the_output_has_none_of_theirs() -> None:
+    x = torch.randn(2, 8, 32, 33, requires_grad=True)
+    quantizer = torchvq.SimVQ(dim=8, codebook_size=32, channel_first=True).eval()
+    # In evaluation the output is the code, whose gradient goes to the transform alone.
+    quantizer(x)[0].sum().backward()
+    assert x.grad is None
+
+
 def test_second_derivatives_and_transforms() -> None:
     x = torch.randn(2, 32, 100, dtype=torch.float32, requires_grad=True)
     (first,) = torch.autograd.grad(ops.pack_tokens(x, True).pow(3).sum(), x, create_graph=True)
