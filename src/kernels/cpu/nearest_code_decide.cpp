@@ -68,7 +68,7 @@ float KthLargest::find(const NearestCodeScan& scan, const float* values, int64_t
   if (k == 1) return scan.largest(values, count);
   places_.resize(kStep);
   heap_.assign(static_cast<size_t>(k), -HUGE_VALF);  // the k largest so far, the smallest on top
-  const std::greater<float> greater;
+  const std::greater<> greater;
   for (int64_t begin = 0; begin < count; begin += kStep) {
     const int64_t found = scan.at_least(values + begin, std::min(kStep, count - begin),
                                         heap_.front(), places_.data());

@@ -64,6 +64,27 @@ inline double sum_of(int64_t count, const Values& values) {
   return lanes[0];
 }
 
+inline Doubles widen_some(const float* from, int64_t count) {
+  if (count == kScoreLanes) return widen(from);
+  float values[kScoreLanes] = {};
+  for (int64_t lane = 0; lane < count; ++lane) values[lane] = from[lane];
+  return widen(values);
+}
+
+void add_features(const float* row, int64_t count, double* totals) {
+  over_vectors(count, [&](int64_t at, int64_t wanted) {
+    store_some(totals + at, load_some(totals + at, wanted) + widen_some(row + at, wanted), wanted);
+  });
+}
+
+double subtract(const float* row, const double* centre, int64_t count, double* to) {
+  return sum_of(count, [&](int64_t at, int64_t wanted) {
+    const Doubles rest = widen_some(row + at, wanted) - load_some(centre + at, wanted);
+    store_some(to + at, rest, wanted);
+    return rest * rest;
+  });
+}
+
 void negative_distances(const SquaredNorms& norms, int64_t count, double* products) {
   const Doubles of_token = wide_splat(norms.of_token), noise = wide_splat(norms.noise);
   over_vectors(count, [&](int64_t at, int64_t wanted) {
@@ -138,7 +159,7 @@ void diversity_slopes(const double* log_mean, double factor, int64_t count, doub
 }  // namespace
 
 ScoreRowsKernel TORCHVQ_LEVEL_NAME(score_rows)() {
-  return {negative_distances, divide, probabilities, add, diversity_slopes};
+  return {add_features, subtract, negative_distances, divide, probabilities, add, diversity_slopes};
 }
 
 }  // namespace torchvq::kernels

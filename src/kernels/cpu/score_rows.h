@@ -15,8 +15,12 @@ struct SquaredNorms {
   double of_token, noise;
 };
 
-/// Functions of a row of `count` scores.
+/// Functions of a row: of `count` features, or of `count` scores.
 struct ScoreRowsKernel {
+  /// totals += row.
+  void (*add_features)(const float* row, int64_t count, double* totals);
+  /// to = row - centre. Returns the sum of the squares of `to`.
+  double (*subtract)(const float* row, const double* centre, int64_t count, double* to);
   /// products, in place: -sqrt(of_code + of_token - 2 product).
   void (*negative_distances)(const SquaredNorms& norms, int64_t count, double* products);
   /// grad, in place: grad / score, and 0 where the score is 0.

@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
 #include "detail/precision.h"
@@ -15,20 +14,6 @@ namespace torchvq::detail {
 namespace {
 
 constexpr double kNormFloor = 1e-12;
-
-/// (n, 1). In memory by parts whose squares stay in the cache; each row is summed as in the whole.
-at::Tensor squared_norms(const at::Tensor& rows) {
-  constexpr int64_t kPart = int64_t{1} << 15;
-  if (!rows.is_cpu() || rows.numel() <= kPart) return rows.square().sum(-1, /*keepdim=*/true);
-  auto norms = at::empty({rows.size(0), 1}, rows.options());
-  const int64_t step = std::max<int64_t>(1, kPart / rows.size(1));
-  for (int64_t from = 0; from < rows.size(0); from += step) {
-    const int64_t count = std::min(step, rows.size(0) - from);
-    norms.narrow(0, from, count)
-        .copy_(rows.narrow(0, from, count).square().sum(-1, /*keepdim=*/true));
-  }
-  return norms;
-}
 
 /// Squared distances below this multiple of the squared norms are rounding errors of the expansion.
 double expansion_noise(const at::Tensor& rows) {
@@ -55,29 +40,28 @@ int64_t tokens_per_block(const at::Tensor& codebook) {
 }
 
 CodeLogits::CodeLogits(const at::Tensor& codebook, Metric metric) : metric_(metric) {
-  codes_ = codebook.to(sum_dtype(codebook));
   if (metric_ == Metric::kCosine) {
+    codes_ = codebook.to(sum_dtype(codebook));
     norms_ = squared_norms(codes_).sqrt_();
     const auto divisors = norms_.clamp_min(kNormFloor);
     codes_ = codes_.is_same(codebook) ? codes_.div(divisors) : codes_.div_(divisors);
   } else {
-    centre_ = codes_.mean(0, /*keepdim=*/true);
-    codes_ = codes_.is_same(codebook) ? codes_ - centre_ : codes_.sub_(centre_);
-    norms_ = squared_norms(codes_).t();
+    centre_ = mean_row(codebook);
+    auto centred = centred_rows(codebook, centre_);
+    codes_ = std::move(centred.rows);
+    norms_ = centred.squares.t();
   }
 }
 
 CodeLogits::Block CodeLogits::forward(const at::Tensor& x) const {
-  const auto rows = x.to(codes_.scalar_type());
   if (metric_ == Metric::kCosine) {
-    const auto unit = unit_rows_and_norms(rows);
+    const auto unit = unit_rows_and_norms(x.to(codes_.scalar_type()));
     return {at::mm(unit.rows, codes_.t()), unit.rows, unit.norms};
   }
-  const auto tokens = rows - centre_;
-  const auto lengths = squared_norms(tokens);
-  auto scores = at::mm(tokens, codes_.t());
-  negative_distances_(scores, norms_, lengths, expansion_noise(tokens));
-  return {scores, tokens, {}};
+  auto tokens = centred_rows(x, centre_);
+  auto scores = at::mm(tokens.rows, codes_.t());
+  negative_distances_(scores, norms_, tokens.squares, expansion_noise(tokens.rows));
+  return {std::move(scores), std::move(tokens.rows), {}};
 }
 
 at::Tensor CodeLogits::backward(const Block& block, at::Tensor grad_logits,

@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <utility>
 #include <vector>
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros.h>
 
+#include "detail/precision.h"
 #include "kernels/cpu/score_rows.h"
 
 namespace torchvq::detail {
@@ -59,7 +62,71 @@ void add_probabilities(const at::Tensor& scores, double temperature, const bool*
   }
 }
 
+/// Whether loops may read the rows and write float64.
+bool reads_floats(const at::Tensor& rows) {
+  return rows.is_cpu() && rows.scalar_type() == at::kFloat && rows.is_contiguous() &&
+         rows.size(0) > 0;
+}
+
+/// body(part, its first row, its end): the same parts for any number of threads.
+template <typename Body>
+void over_parts(int64_t rows, const Body& body) {
+  const int64_t part = (rows + kParts - 1) / kParts;
+  at::parallel_for(0, kParts, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      body(i, std::min(i * part, rows), std::min((i + 1) * part, rows));
+    }
+  });
+}
+
 }  // namespace
+
+at::Tensor mean_row(const at::Tensor& rows) {
+  const auto dtype = sum_dtype(rows);
+  if (!reads_floats(rows) || dtype != at::kDouble) {
+    return rows.to(dtype).mean(0, /*keepdim=*/true);
+  }
+  const int64_t dim = rows.size(1);
+  auto totals = at::zeros({kParts, dim}, rows.options().dtype(dtype));
+  const auto* from = rows.const_data_ptr<float>();
+  auto* all = totals.mutable_data_ptr<double>();
+  const auto add = kernel().add_features;
+  over_parts(rows.size(0), [&](int64_t part, int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) add(from + row * dim, dim, all + part * dim);
+  });
+  return totals.sum(0, /*keepdim=*/true).div_(static_cast<double>(rows.size(0)));
+}
+
+CentredRows centred_rows(const at::Tensor& rows, const at::Tensor& centre) {
+  if (!reads_floats(rows) || !in_memory({centre})) {
+    auto centred = rows.to(centre.scalar_type()) - centre;
+    auto squares = squared_norms(centred);
+    return {std::move(centred), std::move(squares)};
+  }
+  auto centred = at::empty(rows.sizes(), centre.options());
+  auto squares = at::empty({rows.size(0), 1}, centre.options());
+  const auto* from = rows.const_data_ptr<float>();
+  const auto* middle = centre.const_data_ptr<double>();
+  auto *to = centred.mutable_data_ptr<double>(), *own = squares.mutable_data_ptr<double>();
+  const auto subtract = kernel().subtract;
+  over_rows(rows, [&](int64_t row, int64_t place) {
+    own[row] = subtract(from + place, middle, rows.size(1), to + place);
+  });
+  return {std::move(centred), std::move(squares)};
+}
+
+at::Tensor squared_norms(const at::Tensor& rows) {
+  constexpr int64_t kPart = int64_t{1} << 15;
+  if (!rows.is_cpu() || rows.numel() <= kPart) return rows.square().sum(-1, /*keepdim=*/true);
+  auto norms = at::empty({rows.size(0), 1}, rows.options());
+  const int64_t step = std::max<int64_t>(1, kPart / rows.size(1));
+  for (int64_t from = 0; from < rows.size(0); from += step) {
+    const int64_t count = std::min(step, rows.size(0) - from);
+    norms.narrow(0, from, count)
+        .copy_(rows.narrow(0, from, count).square().sum(-1, /*keepdim=*/true));
+  }
+  return norms;
+}
 
 void negative_distances_(at::Tensor& products, const at::Tensor& codes, const at::Tensor& tokens,
                          double noise) {
@@ -98,15 +165,11 @@ at::Tensor probability_totals(const at::Tensor& scores, double temperature,
     if (masked.defined()) p.masked_fill_(masked, 0);
     return p.sum(0);
   }
-  const int64_t count = scores.size(0), part = (count + kParts - 1) / kParts;
   auto totals = at::zeros({kParts, scores.size(1)}, scores.options());
   auto* all = totals.mutable_data_ptr<double>();
   const bool* const is_masked = rows_masked(masked);
-  at::parallel_for(0, kParts, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      add_probabilities(scores, temperature, is_masked, std::min(i * part, count),
-                        std::min((i + 1) * part, count), all + i * scores.size(1));
-    }
+  over_parts(scores.size(0), [&](int64_t i, int64_t begin, int64_t end) {
+    add_probabilities(scores, temperature, is_masked, begin, end, all + i * scores.size(1));
   });
   return totals.sum(0);
 }

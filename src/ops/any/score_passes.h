@@ -1,10 +1,25 @@
-// Passes over blocks of scores (n, K). In memory, several tensor operators become one loop over rows (kernels/cpu/score_rows.h): blocks exceed the
+// Passes over codes, tokens and blocks of scores (n, K). In memory, several tensor operators become one loop over rows (kernels/cpu/score_rows.h): blocks exceed the
 // caches, so that each operator costs a read and a write of memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace torchvq::detail {
+
+/// The mean of rows (n, D) of any floating dtype, (1, D), in sum_dtype().
+at::Tensor mean_row(const at::Tensor& rows);
+
+struct CentredRows {
+  at::Tensor rows;     ///< (n, D)
+  at::Tensor squares;  ///< (n, 1): their squared lengths
+};
+
+/// rows (n, D) of any floating dtype less `centre` (1, D), in the dtype of `centre`.
+CentredRows centred_rows(const at::Tensor& rows, const at::Tensor& centre);
+
+/// Squared lengths of rows (n, D), (n, 1). In memory by parts whose squares stay in the cache; each row is summed as in the
+/// whole.
+at::Tensor squared_norms(const at::Tensor& rows);
 
 /// products (n, K) of tokens and codes, in place: minus their distances, for the squared lengths `codes` (1, K) and
 /// `tokens` (n, 1). A squared distance of at most `noise` times the sum of both lengths counts as 0.
