@@ -79,7 +79,8 @@ def ours(settings: Refined, name: str, quick: bool, seed: int) -> dict[str, Any]
     result: dict[str, Any] = {}
     if settings.options is not None:
         start = time.perf_counter()
-        refined = torchvq.refine(stack, tokens[None], **settings.options)
+        options = settings.options | ({"iterations": 2} if quick else {})
+        refined = torchvq.refine(stack, tokens[None], **options)
         result = dict(
             train_error_before=refined.error_before,
             train_error=refined.error_after,
