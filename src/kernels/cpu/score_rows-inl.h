@@ -110,10 +110,10 @@ double largest_of(const double* scores, int64_t count) {
   }
   double largest = -HUGE_VAL;
   for (int64_t lane = 0; lane < kScoreLanes; ++lane) {
-    if (most[lane] > largest) largest = most[lane];
+    largest = most[lane] > largest ? most[lane] : largest;
   }
   for (; at < count; ++at) {
-    if (scores[at] > largest) largest = scores[at];
+    largest = scores[at] > largest ? scores[at] : largest;
   }
   return largest;
 }
@@ -121,10 +121,10 @@ double largest_of(const double* scores, int64_t count) {
 void probabilities(const double* scores, double temperature, int64_t count, double* p) {
   const Doubles most = wide_splat(largest_of(scores, count)), slope = wide_splat(temperature);
   const Doubles limit = wide_splat(kLargestExponent);
-  Doubles nothing = Doubles{};  // NaN after a score that is not finite
+  Doubles nothing = Doubles{};  // or NaN, after a score that is not finite
   const double total = sum_of(count, [&](int64_t at, int64_t wanted) {
     const Doubles score = load_some(scores + at, wanted);
-    nothing += score - score;
+    nothing += score * 0.0;
     const Doubles below = (most - score) * slope;
     Doubles e = exp_of_minus(below < limit ? below : limit);
     if (wanted < kScoreLanes) {
