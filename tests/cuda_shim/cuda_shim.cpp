@@ -74,7 +74,7 @@ void run_thread() {
   --block.alive;
   ++block.progress;
   release_barrier();  // a thread that has returned is not waited for
-  switch_context(thread.fiber.context, block.scheduler);
+  leave_context(thread.fiber.context, block.scheduler);
 }
 
 std::vector<unsigned> order_of_threads() {

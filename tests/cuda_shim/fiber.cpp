@@ -77,6 +77,14 @@ void switch_context(Context& from, Context& to) {
 #endif
 }
 
+void leave_context(Context& from, Context& to) {
+#if defined(__SANITIZE_ADDRESS__)
+  left = &from;
+  __sanitizer_start_switch_fiber(nullptr, to.bottom, to.size);
+#endif
+  change(from, to);
+}
+
 void Fiber::start(void (*entry)()) {
   if (!stack_) stack_ = std::make_unique_for_overwrite<unsigned char[]>(kStackBytes);
   entry_of_next = entry;

@@ -29,6 +29,9 @@ struct Context {
 
 void switch_context(Context& from, Context& to);
 
+/// The last switch of a fiber: AddressSanitizer frees what it keeps for it, which is megabytes.
+void leave_context(Context& from, Context& to);
+
 class Fiber {
  public:
   /// The next switch to `context` calls `entry`, which does not return.
