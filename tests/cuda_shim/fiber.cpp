@@ -92,12 +92,13 @@ void Fiber::start(void (*entry)()) {
   context.size = kStackBytes;
 #if defined(__x86_64__)
   // As after a call: the stack is aligned to 16 bytes except for the return address.
-  auto top = (reinterpret_cast<uintptr_t>(stack_.get()) + kStackBytes) & ~uintptr_t{15};
+  unsigned char* top = stack_.get() + kStackBytes;
+  top -= reinterpret_cast<uintptr_t>(top) % 16;
   auto* words = reinterpret_cast<void**>(top) - 2;
   words[0] = reinterpret_cast<void*>(begin);
   words[1] = nullptr;
   for (int i = 0; i < 6; ++i) *--words = nullptr;
-  context.stack_pointer = words;
+  context.stack_pointer = static_cast<void*>(words);
 #else
   getcontext(&context.state);
   context.state.uc_stack.ss_sp = stack_.get();

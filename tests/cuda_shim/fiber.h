@@ -40,7 +40,7 @@ class Fiber {
   Context context;
 
  private:
-  static constexpr size_t kStackBytes = 128 * 1024;
+  static constexpr size_t kStackBytes = size_t{128} * 1024;
   std::unique_ptr<unsigned char[]> stack_;
 };
 
