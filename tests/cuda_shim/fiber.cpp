@@ -87,6 +87,10 @@ void leave_context(Context& from, Context& to) {
 
 void Fiber::start(void (*entry)()) {
   if (!stack_) stack_ = std::make_unique_for_overwrite<unsigned char[]>(kStackBytes);
+#if defined(__SANITIZE_ADDRESS__)
+  // The functions that the last use of the stack did not return from have left red zones.
+  ASAN_UNPOISON_MEMORY_REGION(stack_.get(), kStackBytes);
+#endif
   entry_of_next = entry;
   context.bottom = stack_.get();
   context.size = kStackBytes;

@@ -345,8 +345,8 @@ detail::NearestCodeTensors detail::nearest_code_by(const at::Tensor& x,
                                                    const DecideRows& decide) {
   const auto [indices, codes, distances] =
       search_heads(problem, return_codes, return_distances, decide);
-  const auto shape = C10_AS_INTARRAYREF_SLOW(nearest_code_shape(x, topk));
-  auto codes_shape = shape.vec();
+  const auto shape = C10_AS_INTARRAYREF_SLOW(nearest_code_shape(x, topk)).vec();
+  auto codes_shape = shape;
   codes_shape.push_back(problem.dim);
   return {indices.view(shape), return_codes ? codes.view(codes_shape) : codes,
           return_distances ? distances.view(shape) : distances};
