@@ -22,15 +22,7 @@ QUANTIZERS: dict[str, tuple[str, dict[str, Any]]] = {
         "VectorQuantize",
         dict(codebook_size=CODES, codebook_dim=8, accept_image_fmap=True),
     ),
-    "LFQ, on the sphere": (
-        "LFQ",
-        dict(
-            codebook_size=CODES,
-            spherical=True,
-            commitment_loss_weight=0.1,
-            entropy_loss_weight=0.005,
-        ),
-    ),
+    "LFQ, on the sphere": ("LFQ", torchvq.recommended("lfq", bits=10)),
     "FSQ": ("FSQ", dict(levels=[8, 5, 5, 5], channel_first=True)),
 }
 

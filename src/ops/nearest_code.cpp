@@ -87,16 +87,22 @@ c10::SymDimVector nearest_code_shape(const at::Tensor& x, std::optional<int64_t>
   return shape;
 }
 
+std::vector<int64_t> nearest_code_sizes(const at::Tensor& x, std::optional<int64_t> topk) {
+  return C10_AS_INTARRAYREF_SLOW(nearest_code_shape(x, topk)).vec();
+}
+
 NearestCodeProblem::NearestCodeProblem(const at::Tensor& x_, const at::Tensor& codebook_,
                                        std::string_view metric,
                                        const std::optional<at::Tensor>& bias_,
                                        std::optional<int64_t> topk) {
   check_nearest_code(x_, codebook_, metric, bias_, topk);
+  // Members are set after the check. NOLINTBEGIN(cppcoreguidelines-prefer-member-initializer)
   dtype = nearest_code_dtype(x_, codebook_);
   cosine = metric == "cosine";
   k = topk.value_or(1);
   dim = x_.size(-1);
   size = codebook_.size(-2);
+  // NOLINTEND(cppcoreguidelines-prefer-member-initializer)
   codebook = codebook_.to(dtype).reshape({-1, size, dim}).contiguous();
   if (bias_) bias = bias_->to(dtype).reshape({-1, size}).contiguous();
   const bool shared = codebook.size(0) == 1 && (!bias.defined() || bias.size(0) == 1);

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string_view>
 #include <tuple>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -19,6 +20,8 @@ at::ScalarType nearest_code_dtype(const at::Tensor& x, const at::Tensor& codeboo
 
 /// Shape of indices: that of x without its last axis, followed by k if topk is given.
 c10::SymDimVector nearest_code_shape(const at::Tensor& x, std::optional<int64_t> topk);
+/// The same for kernels, which know the sizes.
+std::vector<int64_t> nearest_code_sizes(const at::Tensor& x, std::optional<int64_t> topk);
 
 /// Checked arguments in the dtype of the computation: `heads` problems of `tokens` rows each. If
 /// neither codebook nor bias has a head axis, all rows form one problem (heads == 1).

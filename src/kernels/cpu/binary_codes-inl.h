@@ -1,13 +1,10 @@
 // Source of the kernels of binary_codes.h; included by one file per instruction set, which defines
 // TORCHVQ_LEVEL_NAME. Compiled without contraction, so that all sets give the same bits.
 #include "kernels/cpu/binary_codes.h"
-#include "kernels/cpu/exponential-inl.h"
-#include "kernels/cpu/simd-inl.h"
+#include "kernels/cpu/doubles-inl.h"
 
 namespace torchvq::kernels {
 namespace {
-
-constexpr int64_t kHalfLanes = kLanes / 2;
 
 /// One partial sum per remainder of 8, the same for every instruction set.
 constexpr int64_t kFoldLanes = 8;
@@ -35,30 +32,15 @@ inline Doubles odds_of(Doubles z) {
 /// vector is padded with zeros.
 template <typename T, typename Body>
 inline void over_logits(const T* logits, int64_t count, const Body& body) {
-  using Logits = Vector<T, kLanes / 2>;
-  int64_t at = 0;
-  for (; at + kHalfLanes <= count; at += kHalfLanes) {
-    body(at, __builtin_convertvector(load<Logits>(logits + at), Doubles), kHalfLanes);
-  }
-  if (at == count) return;
-  T values[kHalfLanes] = {};
-  for (int64_t lane = 0; at + lane < count; ++lane) values[lane] = logits[at + lane];
-  body(at, __builtin_convertvector(load<Logits>(values), Doubles), count - at);
-}
-
-inline void store_wanted(double* to, Doubles value, int64_t wanted) {
-  if (wanted == kHalfLanes) {
-    store(to, value);
-    return;
-  }
-  for (int64_t lane = 0; lane < wanted; ++lane) to[lane] = value[lane];
+  over_vectors(
+      count, [&](int64_t at, int64_t wanted) { body(at, load_some(logits + at, wanted), wanted); });
 }
 
 template <typename T>
 void chances(const T* logits, double temperature, int64_t count, double* p) {
   over_logits(logits, count, [&](int64_t at, Doubles logit, int64_t wanted) {
     const Doubles odds = odds_of(logit / temperature), likely = 1.0 / (1.0 + odds);
-    store_wanted(p + at, logit > 0.0 ? likely : odds * likely, wanted);
+    store_some(p + at, logit > 0.0 ? likely : odds * likely, wanted);
   });
 }
 
@@ -67,8 +49,8 @@ void divergence(const float* logits, int64_t count, double* told, double* slopes
     const Doubles odds = odds_of(logit), unlikely = odds / (1.0 + odds);
     const Doubles entropy = log_of_one_plus(odds) + magnitude(logit) * unlikely;
     const Doubles nothing = logit - logit;  // NaN where the logit is not finite
-    store_wanted(told + at, 0.69314718055994531 - entropy + nothing, wanted);
-    store_wanted(slopes + at, logit * unlikely * (1.0 / (1.0 + odds)), wanted);
+    store_some(told + at, 0.69314718055994531 - entropy + nothing, wanted);
+    store_some(slopes + at, logit * unlikely * (1.0 / (1.0 + odds)), wanted);
   });
 }
 

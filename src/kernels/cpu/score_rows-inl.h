@@ -1,6 +1,6 @@
 // Source of the kernels of score_rows.h; included by one file per instruction set, which defines TORCHVQ_LEVEL_NAME.
 // Compiled without contraction, so that all sets give the same bits.
-#include "kernels/cpu/exponential-inl.h"
+#include "kernels/cpu/doubles-inl.h"
 #include "kernels/cpu/score_rows.h"
 
 #if defined(__AVX512F__)
@@ -10,41 +10,17 @@
 namespace torchvq::kernels {
 namespace {
 
-constexpr int64_t kScoreLanes = kLanes / 2;
-/// Partial sums and maxima, one per remainder of 8, the same for every instruction set.
-constexpr int64_t kSums = 8, kSumVectors = kSums / kScoreLanes;
+/// Partial sums, one per remainder of 8, the same for every instruction set.
+constexpr int64_t kSums = 8, kSumVectors = kSums / kHalfLanes;
 
 inline Doubles root(Doubles v) {
 #if defined(__AVX512F__)
   constexpr __mmask8 kAllLanes = 0xFF;  // unmasked, GCC 12 warns about its own header
   return reinterpret_cast<Doubles>(_mm512_maskz_sqrt_pd(kAllLanes, reinterpret_cast<__m512d>(v)));
 #else
-  for (int lane = 0; lane < kScoreLanes; ++lane) v[lane] = sqrt(v[lane]);
+  for (int lane = 0; lane < kHalfLanes; ++lane) v[lane] = sqrt(v[lane]);
   return v;
 #endif
-}
-
-/// Calls body(first, count) for vectors of a row; the last may be shorter than a vector.
-template <typename Body>
-inline void over_vectors(int64_t count, const Body& body) {
-  int64_t at = 0;
-  for (; at + kScoreLanes <= count; at += kScoreLanes) body(at, kScoreLanes);
-  if (at < count) body(at, count - at);
-}
-
-inline Doubles load_some(const double* from, int64_t count) {
-  if (count == kScoreLanes) return load<Doubles>(from);
-  double values[kScoreLanes] = {};
-  for (int64_t lane = 0; lane < count; ++lane) values[lane] = from[lane];
-  return load<Doubles>(values);
-}
-
-inline void store_some(double* to, Doubles v, int64_t count) {
-  if (count == kScoreLanes) {
-    store(to, v);
-    return;
-  }
-  for (int64_t lane = 0; lane < count; ++lane) to[lane] = v[lane];
 }
 
 /// Sum of values(first, count) over a row. Lanes beyond the row have to be zero.
@@ -64,22 +40,16 @@ inline double sum_of(int64_t count, const Values& values) {
   return lanes[0];
 }
 
-inline Doubles widen_some(const float* from, int64_t count) {
-  if (count == kScoreLanes) return widen(from);
-  float values[kScoreLanes] = {};
-  for (int64_t lane = 0; lane < count; ++lane) values[lane] = from[lane];
-  return widen(values);
-}
-
-void add_features(const float* row, int64_t count, double* totals) {
+template <typename T>
+void add(const T* row, int64_t count, double* totals) {
   over_vectors(count, [&](int64_t at, int64_t wanted) {
-    store_some(totals + at, load_some(totals + at, wanted) + widen_some(row + at, wanted), wanted);
+    store_some(totals + at, load_some(totals + at, wanted) + load_some(row + at, wanted), wanted);
   });
 }
 
 double subtract(const float* row, const double* centre, int64_t count, double* to) {
   return sum_of(count, [&](int64_t at, int64_t wanted) {
-    const Doubles rest = widen_some(row + at, wanted) - load_some(centre + at, wanted);
+    const Doubles rest = load_some(row + at, wanted) - load_some(centre + at, wanted);
     store_some(to + at, rest, wanted);
     return rest * rest;
   });
@@ -104,12 +74,12 @@ void divide(const double* scores, int64_t count, double* grad) {
 double largest_of(const double* scores, int64_t count) {
   Doubles most = wide_splat(-HUGE_VAL);
   int64_t at = 0;
-  for (; at + kScoreLanes <= count; at += kScoreLanes) {
+  for (; at + kHalfLanes <= count; at += kHalfLanes) {
     const Doubles score = load<Doubles>(scores + at);
     most = score > most ? score : most;
   }
   double largest = -HUGE_VAL;
-  for (int64_t lane = 0; lane < kScoreLanes; ++lane) {
+  for (int64_t lane = 0; lane < kHalfLanes; ++lane) {
     largest = most[lane] > largest ? most[lane] : largest;
   }
   for (; at < count; ++at) {
@@ -127,21 +97,15 @@ void probabilities(const double* scores, double temperature, int64_t count, doub
     nothing += score * 0.0;
     const Doubles below = (most - score) * slope;
     Doubles e = exp_of_minus(below < limit ? below : limit);
-    if (wanted < kScoreLanes) {
-      for (int64_t lane = wanted; lane < kScoreLanes; ++lane) e[lane] = 0;
+    if (wanted < kHalfLanes) {
+      for (int64_t lane = wanted; lane < kHalfLanes; ++lane) e[lane] = 0;
     }
     store_some(p + at, e, wanted);
     return e;
   });
-  const Doubles factor = wide_splat(1.0 / total + sum_lanes<double, kScoreLanes>(nothing));
+  const Doubles factor = wide_splat(1.0 / total + sum_lanes<double, kHalfLanes>(nothing));
   over_vectors(count, [&](int64_t at, int64_t wanted) {
     store_some(p + at, load_some(p + at, wanted) * factor, wanted);
-  });
-}
-
-void add(const double* p, int64_t count, double* totals) {
-  over_vectors(count, [&](int64_t at, int64_t wanted) {
-    store_some(totals + at, load_some(totals + at, wanted) + load_some(p + at, wanted), wanted);
   });
 }
 
@@ -159,7 +123,8 @@ void diversity_slopes(const double* log_mean, double factor, int64_t count, doub
 }  // namespace
 
 ScoreRowsKernel TORCHVQ_LEVEL_NAME(score_rows)() {
-  return {add_features, subtract, negative_distances, divide, probabilities, add, diversity_slopes};
+  return {add<float>,    subtract,    negative_distances, divide,
+          probabilities, add<double>, diversity_slopes};
 }
 
 }  // namespace torchvq::kernels

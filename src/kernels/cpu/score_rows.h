@@ -28,7 +28,7 @@ struct ScoreRowsKernel {
   /// p = softmax(temperature * scores). No exponential is below exp(-700). All are NaN if a score is not finite.
   void (*probabilities)(const double* scores, double temperature, int64_t count, double* p);
   /// totals += p.
-  void (*add)(const double* p, int64_t count, double* totals);
+  void (*add_probabilities)(const double* p, int64_t count, double* totals);
   /// p, in place: p (log_mean - sum of p log_mean) factor.
   void (*diversity_slopes)(const double* log_mean, double factor, int64_t count, double* p);
 };

@@ -138,14 +138,14 @@ struct Codes {
 
 /// Scores of a chunk of rows by a matrix product.
 struct Scan {
-  /// `rows` are those of contract_rows().
-  Scan(const at::Tensor& rows, const Codes& codes, int64_t k) {
-    const auto x = rows.to(*codes.product) - codes.center;
+  /// `rows` are those of contract_rows(); `product` is that of `codes`.
+  Scan(const at::Tensor& rows, const Codes& codes, at::ScalarType product, int64_t k) {
+    const auto x = rows.to(product) - codes.center;
     scores = at::addmm(codes.half_norms, x, codes.centered.t(), /*beta=*/1, /*alpha=*/-1);
     const int64_t taken = std::min(k + 1, scores.size(1));
     std::tie(best, places) = scores.topk(taken, -1, /*largest=*/false);
     const auto norm = at::linalg_vector_norm(x, 2, at::IntArrayRef{-1}, false, at::kDouble);
-    const double most = *codes.product == at::kFloat ? 0x1p60 : 0x1p500;
+    const double most = product == at::kFloat ? 0x1p60 : 0x1p500;
     limit = best.select(-1, k - 1).to(at::kDouble) + (norm * codes.slope + codes.floor);
     // Products of such large rows may overflow, or already have: every code may be the nearest.
     limit.masked_fill_(norm.le(most).logical_not_(), kInfinity);
@@ -205,13 +205,15 @@ at::Tensor decide(const at::Tensor& rows, const Codes& codes, const at::Tensor& 
 
 /// Indices (N, 1) by the scan alone, and the numbers of the rows that it leaves open. Reading their
 /// count is the only time that a search waits for the device.
-std::pair<at::Tensor, at::Tensor> scan_rows(const at::Tensor& x, const Codes& codes) {
+std::pair<at::Tensor, at::Tensor> scan_rows(const at::Tensor& x, const Codes& codes,
+                                            at::ScalarType product) {
   const int64_t tokens = x.size(0);
   auto index = at::empty({tokens, 1}, x.options().dtype(at::kLong));
   auto certain = at::empty({tokens}, x.options().dtype(at::kBool));
   over_chunks(tokens, rows_at_once(x, std::max(codes.values.size(0), x.size(1))),
               [&](int64_t begin, int64_t count) {
-                const Scan scan(contract_rows(x.narrow(0, begin, count), codes.cosine), codes, 1);
+                const auto rows = contract_rows(x.narrow(0, begin, count), codes.cosine);
+                const Scan scan(rows, codes, product, 1);
                 index.narrow(0, begin, count).copy_(scan.places.narrow(1, 0, 1));
                 certain.narrow(0, begin, count).copy_(scan.certain(codes));
               });
@@ -223,7 +225,7 @@ at::Tensor decide_by(const detail::DecideRows& decide, const at::Tensor& rows, c
                      int64_t k) {
   detail::OpenRows open = {rows, codes.values, codes.bias, codes.excluded, {}, {}, codes.cosine, k};
   if (codes.product) {
-    const Scan scan(rows, codes, k);
+    const Scan scan(rows, codes, *codes.product, k);
     open.scores = scan.scores.to(at::kDouble).masked_fill(codes.huge, -kInfinity);
     open.limit = scan.limit;
   } else {
@@ -240,7 +242,7 @@ at::Tensor search_rows(const at::Tensor& x, const Codes& codes, int64_t k,
                        const detail::DecideRows& decide_rows) {
   at::Tensor index, open;
   if (k == 1 && codes.product) {
-    std::tie(index, open) = scan_rows(x, codes);
+    std::tie(index, open) = scan_rows(x, codes, *codes.product);
   } else {
     index = at::empty({x.size(0), k}, x.options().dtype(at::kLong));
     open = at::arange(x.size(0), index.options());
@@ -256,7 +258,7 @@ at::Tensor search_rows(const at::Tensor& x, const Codes& codes, int64_t k,
                   return;
                 }
                 const auto candidate = codes.product
-                                           ? Scan(rows, codes, k).candidates(codes)
+                                           ? Scan(rows, codes, *codes.product, k).candidates(codes)
                                            : at::ones({count, size}, codes.excluded.options());
                 index.index_copy_(0, part, decide(rows, codes, candidate, k));
               });
@@ -345,7 +347,7 @@ detail::NearestCodeTensors detail::nearest_code_by(const at::Tensor& x,
                                                    const DecideRows& decide) {
   const auto [indices, codes, distances] =
       search_heads(problem, return_codes, return_distances, decide);
-  const auto shape = C10_AS_INTARRAYREF_SLOW(nearest_code_shape(x, topk)).vec();
+  const auto shape = nearest_code_sizes(x, topk);
   auto codes_shape = shape;
   codes_shape.push_back(problem.dim);
   return {indices.view(shape), return_codes ? codes.view(codes_shape) : codes,

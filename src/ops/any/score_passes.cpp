@@ -58,7 +58,7 @@ void add_probabilities(const at::Tensor& scores, double temperature, const bool*
   for (int64_t row = begin; row < end; ++row) {
     if (masked != nullptr && masked[row]) continue;
     rows.probabilities(scores.const_data_ptr<double>() + row * size, temperature, size, p.data());
-    rows.add(p.data(), size, totals);
+    rows.add_probabilities(p.data(), size, totals);
   }
 }
 

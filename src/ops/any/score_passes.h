@@ -1,5 +1,5 @@
-// Passes over codes, tokens and blocks of scores (n, K). In memory, several tensor operators become one loop over rows (kernels/cpu/score_rows.h): blocks exceed the
-// caches, so that each operator costs a read and a write of memory.
+// Passes over codes, tokens and blocks of scores (n, K). In memory, several tensor operators become one loop over rows
+// (kernels/cpu/score_rows.h): blocks exceed the caches, so that each operator costs a read and a write of memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,8 +17,8 @@ struct CentredRows {
 /// rows (n, D) of any floating dtype less `centre` (1, D), in the dtype of `centre`.
 CentredRows centred_rows(const at::Tensor& rows, const at::Tensor& centre);
 
-/// Squared lengths of rows (n, D), (n, 1). In memory by parts whose squares stay in the cache; each row is summed as in the
-/// whole.
+/// Squared lengths of rows (n, D), (n, 1). In memory by parts whose squares stay in the cache; each row is summed as in
+/// the whole.
 at::Tensor squared_norms(const at::Tensor& rows);
 
 /// products (n, K) of tokens and codes, in place: minus their distances, for the squared lengths `codes` (1, K) and

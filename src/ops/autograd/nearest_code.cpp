@@ -50,7 +50,7 @@ Gradients distance_gradients(const at::Tensor& x, const at::Tensor& codes, const
 at::Tensor scatter_rows(const at::Tensor& grad, const at::Tensor& indices,
                         c10::SymIntArrayRef shape) {
   const auto heads = shape.size() == 3 ? shape[0] : c10::SymInt(1);
-  const auto size = shape[shape.size() - 2], dim = shape[shape.size() - 1];
+  const auto &size = shape[shape.size() - 2], &dim = shape[shape.size() - 1];
   const auto rows = indices.sym_numel() / heads;
   return detail::add_rows(grad.reshape_symint({heads, rows, dim}),
                           indices.reshape_symint({heads, rows}), size)
@@ -117,7 +117,7 @@ variable_list NearestCode::backward(AutogradContext* ctx, const variable_list& g
                                          ctx->saved_data["cosine"].toBool());
     result[0] = (topk ? part.x.sum(-2) : part.x).to(x.scalar_type());
     to_codes = to_codes.defined() ? to_codes + part.codes : part.codes;
-    if (ctx->saved_data.count("bias_shape") && ctx->needs_input_grad(2)) {
+    if (ctx->saved_data.count("bias_shape") > 0 && ctx->needs_input_grad(2)) {
       auto shape = saved_shape(ctx, "bias_shape");
       shape.emplace_back(1);
       result[2] = scatter_rows(grad_distances.masked_fill(absent, 0), indices, shape)

@@ -137,7 +137,7 @@ detail::NearestCodeTensors nearest_code(const at::Tensor& x, const at::Tensor& c
                                         bool return_distances) {
   const NearestCodeProblem problem(x, codebook, metric, bias, topk);
   const auto options = problem.x.options();
-  const auto shape = C10_AS_INTARRAYREF_SLOW(detail::nearest_code_shape(x, topk)).vec();
+  const auto shape = detail::nearest_code_sizes(x, topk);
   auto codes_shape = shape;
   codes_shape.push_back(problem.dim);
   auto indices = at::empty(shape, options.dtype(at::kLong));

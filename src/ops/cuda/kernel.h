@@ -46,9 +46,10 @@ inline void check_launch(const char* op, kernels::TORCHVQ_CUDA_NAMESPACE::Error 
 }
 
 inline std::string boxable(std::string_view text) { return std::string(text); }
+/// For arguments that outlive the call.
 template <typename T>
 const T& boxable(const T& value) {
-  return value;
+  return value;  // NOLINT(bugprone-return-const-ref-from-parameter)
 }
 
 /// The any-device kernel of an operator, as fallback for arguments that the CUDA kernel does not
@@ -72,17 +73,17 @@ Result any_device_kernel(const char* op, const Arguments&... arguments) {
 
 /// The device of the first tensor argument.
 template <typename... Rest>
-int first_device(const at::Tensor& first, const Rest&...) {
+int first_device(const at::Tensor& first, const Rest&... /*rest*/) {
   return first.is_cpu() ? 0 : first.get_device();
 }
 template <typename... Rest>
-int first_device(at::TensorList first, const Rest&...) {
+int first_device(at::TensorList first, const Rest&... /*rest*/) {
   return first.empty() ? 0 : first_device(first[0]);
 }
 template <typename First, typename... Rest>
   requires(!std::is_convertible_v<First, at::Tensor> &&
            !std::is_convertible_v<First, at::TensorList>)
-int first_device(const First&, const Rest&... rest) {
+int first_device(const First& /*first*/, const Rest&... rest) {
   return first_device(rest...);
 }
 

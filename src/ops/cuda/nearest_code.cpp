@@ -17,9 +17,11 @@ using detail::NearestCodeTensors;
 using namespace detail::TORCHVQ_CUDA_NAMESPACE;
 namespace cuda_kernels = kernels::TORCHVQ_CUDA_NAMESPACE;
 
+/// The kernel writes to `indices` through the task.
 template <typename T>
-cuda_kernels::NearestCodeTask<T> cuda_search_task(const NearestCodeProblem& problem, int64_t head,
-                                                  int64_t* indices) {
+cuda_kernels::NearestCodeTask<T> cuda_search_task(
+    const NearestCodeProblem& problem, int64_t head,
+    int64_t* indices) {  // NOLINT(readability-non-const-parameter)
   cuda_kernels::NearestCodeTask<T> task;
   task.x = problem.x.const_data_ptr<T>() + head * problem.tokens * problem.dim;
   task.codebook = problem.head_codebook(head).template const_data_ptr<T>();
@@ -88,7 +90,7 @@ NearestCodeTensors cuda_nearest_code(const at::Tensor& x, const at::Tensor& code
     return detail::nearest_code_by(x, problem, topk, return_codes, return_distances, decide);
   }
   const auto options = problem.x.options();
-  const auto shape = C10_AS_INTARRAYREF_SLOW(detail::nearest_code_shape(x, topk)).vec();
+  const auto shape = detail::nearest_code_sizes(x, topk);
   auto codes_shape = shape;
   codes_shape.push_back(problem.dim);
   auto indices = at::empty(shape, options.dtype(at::kLong));

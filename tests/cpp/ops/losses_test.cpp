@@ -89,13 +89,12 @@ TEST(CodebookDiversityLossTest, IsMinusTheEntropyOfAverageUse) {
       -std::log(2.0), 1e-12);
 }
 
-/// Loss, gradient and totals of 9 tokens, one of them masked, and 13 codes: rows that end within a vector.
-std::vector<at::Tensor> diversity_at(kernels::CpuLevel level, double temperature) {
+/// Loss, gradients, tokens and codes of 9 tokens, one of them masked, and 13 codes: rows that end within a vector.
+std::vector<at::Tensor> diversity_at(kernels::CpuLevel level, double temperature,
+                                     at::ScalarType dtype = at::kDouble) {
   kernels::limit_cpu_level(level);
   const auto generator = at::detail::createCPUGenerator(5);
-  const auto draw = [&](int64_t count) {
-    return at::randn({1, count, 3}, generator, at::TensorOptions().dtype(at::kDouble));
-  };
+  const auto draw = [&](int64_t count) { return at::randn({1, count, 3}, generator, dtype); };
   const auto x = draw(9).requires_grad_(), codebook = draw(13).requires_grad_();
   auto mask = at::ones({1, 9}, at::kBool);
   mask[0][4].fill_(false);
@@ -106,11 +105,13 @@ std::vector<at::Tensor> diversity_at(kernels::CpuLevel level, double temperature
 }
 
 TEST(CodebookDiversityLossTest, HasTheSameBitsOnEveryInstructionSet) {
-  for (const double temperature : {0.0, 1.0, 100.0}) {
-    const auto plain = diversity_at(kernels::CpuLevel::kDefault, temperature);
-    for (const auto level : {kernels::CpuLevel::kAvx2, kernels::CpuLevel::kAvx512}) {
-      const auto other = diversity_at(level, temperature);
-      for (size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(at::equal(plain[i], other[i])) << i;
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    for (const double temperature : {0.0, 1.0, 100.0}) {
+      const auto plain = diversity_at(kernels::CpuLevel::kDefault, temperature, dtype);
+      for (const auto level : {kernels::CpuLevel::kAvx2, kernels::CpuLevel::kAvx512}) {
+        const auto other = diversity_at(level, temperature, dtype);
+        for (size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(at::equal(plain[i], other[i])) << i;
+      }
     }
   }
 }

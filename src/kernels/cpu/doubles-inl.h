@@ -1,4 +1,5 @@
-// The exponential in float64, for kernels that are compiled without contraction: the same bits for every instruction set.
+// Vectors of float64: rows that end within a vector, and the exponential. Kernels that include this are compiled without
+// contraction, so that every instruction set gives the same bits.
 #pragma once
 
 #include "kernels/cpu/simd-inl.h"
@@ -6,12 +7,39 @@
 namespace torchvq::kernels {
 namespace {
 
-using Longs = Vector<int64_t, kLanes / 2>;
+constexpr int64_t kHalfLanes = kLanes / 2;
+using Longs = Vector<int64_t, kHalfLanes>;
 
 /// Where the exponential series ends: exp(-700) is a normal number.
 constexpr double kLargestExponent = 700.0;
 
 inline Doubles wide_splat(double value) { return Doubles{} + value; }
+
+/// Calls body(first, count) for the vectors of a row; the last may have fewer elements than kHalfLanes.
+template <typename Body>
+inline void over_vectors(int64_t count, const Body& body) {
+  int64_t at = 0;
+  for (; at + kHalfLanes <= count; at += kHalfLanes) body(at, kHalfLanes);
+  if (at < count) body(at, count - at);
+}
+
+/// The first `count` elements widened to float64, then zeros.
+template <typename T>
+inline Doubles load_some(const T* from, int64_t count) {
+  using Part = Vector<T, kHalfLanes>;
+  if (count == kHalfLanes) return __builtin_convertvector(load<Part>(from), Doubles);
+  T values[kHalfLanes] = {};
+  for (int64_t lane = 0; lane < count; ++lane) values[lane] = from[lane];
+  return __builtin_convertvector(load<Part>(values), Doubles);
+}
+
+inline void store_some(double* to, Doubles v, int64_t count) {
+  if (count == kHalfLanes) {
+    store(to, v);
+    return;
+  }
+  for (int64_t lane = 0; lane < count; ++lane) to[lane] = v[lane];
+}
 
 /// exp(-v) for v in [0, 700]: log 2 in two parts, then the exponential series.
 inline Doubles exp_of_minus(Doubles v) {
