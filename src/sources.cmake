@@ -61,7 +61,6 @@ set(TORCHVQ_SOURCES
   functional/evaluate.cpp
   functional/evolution.cpp
   functional/exact_sum.cpp
-  functional/implicit_diversity_loss.cpp
   functional/joint_statistics.cpp
   functional/latent_codes.cpp
   functional/layout.cpp
@@ -198,6 +197,7 @@ set(TORCHVQ_SOURCES
   ops/any/ema_finish_.cpp
   ops/any/ema_update_.cpp
   ops/any/ema_update_tokens_.cpp
+  ops/any/extend_paths.cpp
   ops/any/gumbel_straight_through.cpp
   ops/any/kmeans.cpp
   ops/any/kmeans_lloyd.cpp
@@ -226,6 +226,7 @@ set(TORCHVQ_SOURCES
   ops/any/rotation_trick.cpp
   ops/any/sample_codes.cpp
   ops/any/sample_token_mask.cpp
+  ops/any/sampled_beam_search.cpp
   ops/any/scalar_decode.cpp
   ops/any/scalar_noise.cpp
   ops/any/scalar_perturb.cpp
@@ -257,6 +258,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/ema_finish_.cpp
   ops/autograd/ema_update_.cpp
   ops/autograd/ema_update_tokens_.cpp
+  ops/autograd/extend_paths.cpp
   ops/autograd/gumbel_straight_through.cpp
   ops/autograd/kmeans.cpp
   ops/autograd/latent_quantize.cpp
@@ -279,6 +281,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/residual_lookup.cpp
   ops/autograd/residual_scalar_quantize.cpp
   ops/autograd/rotation_trick.cpp
+  ops/autograd/sampled_beam_search.cpp
   ops/autograd/scalar_decode.cpp
   ops/autograd/scalar_noise.cpp
   ops/autograd/scalar_perturb.cpp
@@ -311,6 +314,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/ema_finish_.cpp
   ops/cpu/ema_update_.cpp
   ops/cpu/ema_update_tokens_.cpp
+  ops/cpu/extend_paths.cpp
   ops/cpu/latent_quantize.cpp
   ops/cpu/lookup_codes.cpp
   ops/cpu/moment_loss.cpp
@@ -347,6 +351,7 @@ set(TORCHVQ_SOURCES
   ops/ema_finish_.cpp
   ops/ema_update_.cpp
   ops/ema_update_tokens_.cpp
+  ops/extend_paths.cpp
   ops/gumbel_straight_through.cpp
   ops/kmeans.cpp
   ops/latent_quantize.cpp
@@ -366,6 +371,7 @@ set(TORCHVQ_SOURCES
   ops/meta/ema_finish_.cpp
   ops/meta/ema_update_.cpp
   ops/meta/ema_update_tokens_.cpp
+  ops/meta/extend_paths.cpp
   ops/meta/gumbel_straight_through.cpp
   ops/meta/kmeans.cpp
   ops/meta/latent_quantize.cpp
@@ -392,6 +398,7 @@ set(TORCHVQ_SOURCES
   ops/meta/rotation_trick.cpp
   ops/meta/sample_codes.cpp
   ops/meta/sample_token_mask.cpp
+  ops/meta/sampled_beam_search.cpp
   ops/meta/scalar_decode.cpp
   ops/meta/scalar_noise.cpp
   ops/meta/scalar_perturb.cpp
@@ -426,6 +433,7 @@ set(TORCHVQ_SOURCES
   ops/rotation_trick.cpp
   ops/sample_codes.cpp
   ops/sample_token_mask.cpp
+  ops/sampled_beam_search.cpp
   ops/scalar_decode.cpp
   ops/scalar_noise.cpp
   ops/scalar_perturb.cpp

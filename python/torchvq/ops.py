@@ -329,16 +329,25 @@ def gumbel_straight_through(
 
 
 def sample_codes(
-    x: Tensor, codebook: Tensor, rng: Tensor, *, temperature: float, metric: str, stream: int = 0
+    x: Tensor,
+    codebook: Tensor,
+    rng: Tensor,
+    *,
+    temperature: float,
+    metric: str,
+    stream: int = 0,
+    topk: int | None = None,
 ) -> Tensor:
     """A code for every token, drawn with probability ``softmax(scores / temperature)``: (H, N), int64.
+
+    With ``topk`` that many different codes, drawn one after the other without replacement: (H, N, topk).
 
     Scores and shapes are those of :func:`commitment_cross_entropy`; ``rng`` is int64 of shape (2,), ``(seed, step)``,
     and ``stream`` separates draws of one step. Temperature 0 takes the best score. The draws are the same on
     every device; torch's generator is not used. No gradient; see :func:`gumbel_straight_through`.
     """
     return torch.ops.torchvq.sample_codes(
-        x, codebook, rng, temperature=temperature, metric=metric, stream=stream
+        x, codebook, rng, temperature=temperature, metric=metric, stream=stream, topk=topk
     )
 
 

@@ -68,7 +68,8 @@ class ResidualVQ(nn.Module):
             False.
         mlp_kwargs: ``dim_hidden`` (default: the features of a code) and ``depth`` (default: 4) of these networks.
         beam_size: paths through the levels that the search keeps; it returns the path with the smallest final residual.
-            1 takes the nearest code of each level. Larger is better and slower. Default: 1.
+            1 takes the nearest code of each level. Larger is better and slower. In training with
+            ``stochastic_sample_codes`` each path draws that many different codes. Default: 1.
         eval_beam_size: ``beam_size`` in evaluation. Default: ``beam_size``.
         beam_score_quantizer_weights: a weight for each level: the score of a path is then the weighted sum of the
             residuals after each level. Default: the residual after the last level.
@@ -300,7 +301,7 @@ class ResidualVQ(nn.Module):
         """
         layout = self.layout
         layout.check_input(x)
-        beam = beam_of(self, beam_size, sample_codebook_temp)
+        beam = beam_of(self, beam_size)
         targets = targets_of(self, x, indices, sample_codebook_temp)
         token_mask = layout.token_mask(x, mask, None)
         first, codebooks = self.levels[0], self._codebooks()
@@ -396,6 +397,13 @@ class ResidualVQ(nn.Module):
         levels = self.levels[:1] if self.shared_codebook else self.levels
         return [level._codebook for level in levels]
 
+    def _level_rng(self, level: int) -> Tensor:
+        """The generator of a level; levels that share a codebook, and so its generator, need different draws."""
+        rng = self.levels[level]._codebook.rng
+        if level == 0 or not self.shared_codebook:
+            return rng
+        return torch.stack([rng[0] + level, rng[1]])
+
     def _depth(self, seed: int | None) -> int | Tensor:
         """The number of levels that this forward uses."""
         if not (self.training and self.quantize_dropout):
@@ -423,7 +431,9 @@ class ResidualVQ(nn.Module):
     def codebooks(self) -> Tensor | tuple[Tensor, ...]:
         """The codes of all levels: (Q, K, D), or a tuple of (K, D) if levels differ in size; with one codebook per head
         (Q, H, K, D). For implicit codebooks these are the base codes."""
-        codes = tuple(level.codebook for level in self.levels)
+        codes = tuple(level._codebook.codes() for level in self.levels)
+        if self.levels[0]._codebook.num_codebooks == 1:
+            codes = tuple(own.squeeze(0) for own in codes)
         return _joined.stack(codes) if self.uniform_codebook_size else codes
 
     def get_codes_from_indices(self, indices: Tensor) -> Tensor:

@@ -314,17 +314,16 @@ class VectorQuantize(VectorQuantizeOptions):
             lens: (B,) integer, lengths of the sequences, instead of mask.
             topk: return the k nearest codes: quantized (B, N, k, dim), indices (B, N, k), loss per candidate (B, N,
                 k); without commitment loss a scalar in training, unweighted in evaluation. The codebook is not updated.
-                k is the last axis of quantized for channel-first layouts, too.
+                k is the last axis of quantized for channel-first layouts, too. Sampling draws k different codes.
             sample_codebook_temp: overrides the option for this call.
             freeze_codebook: overrides the option for this call.
             return_loss_breakdown: append a ``LossBreakdown`` of the unweighted terms.
             codebook_transform_fn: maps codes (H, K, D) to codes of each token (H, B, N, K, D), which are searched
-                instead.
+                instead; with heads that share a codebook (1, B * heads, N, K, D).
             ema_update_weight: (K,) or (H, K) tensor, number, or function of (sums (H, K, D), counts (H, K))
-                returning one: multiplies 1 - decay of each code. With ``sync_every`` above 1 the weight of the last
-                call applies, and may not be a function.
+                returning one: multiplies 1 - decay of each code. With ``sync_every`` the last; no function.
             accum_ema_update: keep this call's statistics for the next call without it, as if both were one batch. With
-                ``sync_every`` above 1 both count as one step.
+                ``sync_every`` above 1 both count as one step. Nothing is kept where averages do not learn.
             ema_update: overrides the option for this call.
 
         Returns:
@@ -343,6 +342,7 @@ class VectorQuantize(VectorQuantizeOptions):
         asked = indices is not None or topk is not None or codebook_transform_fn is not None
         if not (self.training or asked) and projects_nothing(self.project_in, self.project_out):
             return _forward.evaluate_at_once(self, x, token_mask, return_loss_breakdown)
+        updates = self._ema_update if ema_update is None else ema_update
         request = Request(
             targets=indices,
             mask=token_mask,
@@ -352,8 +352,8 @@ class VectorQuantize(VectorQuantizeOptions):
             else sample_codebook_temp,
             frozen=self.freeze_codebook if freeze_codebook is None else freeze_codebook,
             transform=codebook_transform_fn,
-            ema_update=self._ema_update if ema_update is None else ema_update,
-            accumulate=accum_ema_update,
+            ema_update=updates,
+            accumulate=accum_ema_update and self._codebook.learns(updates),
             weight=ema_update_weight,
             ranks=ranks_of(self),
         )

@@ -73,6 +73,14 @@ inline void check_mask(const char* op, const std::optional<at::Tensor>& mask, co
   if (mask.has_value()) check_per_token(op, "mask", *mask, at::kBool, x);
 }
 
+/// Checks how many codes to return for each token.
+inline void check_topk(const char* op, const std::optional<int64_t>& topk,
+                       const at::Tensor& codebook) {
+  if (!topk) return;
+  TORCH_CHECK_VALUE(*topk >= 1 && codebook.sym_size(-2) >= *topk, op,
+                    ": expected topk to be in [1, ", codebook.sym_size(-2), "], but got ", *topk);
+}
+
 /// Rejects NaN, negative and infinite values.
 inline void check_non_negative(const char* op, const char* name, double value) {
   TORCH_CHECK_VALUE(value >= 0 && value <= 1.7976931348623157e308, op, ": expected ", name,

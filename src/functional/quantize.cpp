@@ -30,10 +30,14 @@ struct SearchedCodes {
 SearchedCodes sampled_codes(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
                             const QuantizeOptions& options) {
   const auto wide = codebook.to(detail::compute_dtype(x));
-  TORCH_CHECK_VALUE(!options.topk(), "quantize: expected topk or sampling, but got both");
-  const auto indices =
-      ops::sample_codes(x.detach(), wide.detach(), rng, *options.temperature(), options.metric());
-  return {indices, detail::mark_non_finite(ops::lookup_codes(wide, indices), x)};
+  const auto indices = ops::sample_codes(x.detach(), wide.detach(), rng, *options.temperature(),
+                                         options.metric(), /*stream=*/0, options.topk());
+  if (!options.topk()) {
+    return {indices, detail::mark_non_finite(ops::lookup_codes(wide, indices), x)};
+  }
+  const auto rows = ops::lookup_codes(wide, indices.flatten(1));
+  const auto codes = rows.unflatten_symint(1, {indices.sym_size(1), indices.sym_size(2)});
+  return {indices, detail::mark_non_finite(codes, x.unsqueeze(2))};
 }
 
 SearchedCodes chosen_codes(const at::Tensor& x, const at::Tensor& codebook,
@@ -49,17 +53,37 @@ SearchedCodes find_codes(const at::Tensor& x, const at::Tensor& codebook, const 
   if (options.chosen()) {
     return chosen_codes(x, codebook, options);
   }
+  const bool samples = options.temperature().value_or(0) > 0;
   if (codebook.dim() == 4) {
-    auto [indices, codes] = nearest_token_code(x, codebook, options.metric(), options.topk());
+    auto [indices, codes] = samples
+                                ? sampled_token_code(x, codebook, rng, *options.temperature(),
+                                                     options.metric(), options.topk())
+                                : nearest_token_code(x, codebook, options.metric(), options.topk());
     return {indices, codes};
   }
-  if (options.temperature().value_or(0) > 0) {
-    return sampled_codes(x, codebook, rng, options);
-  }
+  if (samples) return sampled_codes(x, codebook, rng, options);
   const auto nearest = ops::nearest_code(
       x, codebook,
       ops::NearestCodeOptions().metric(options.metric()).topk(options.topk()).return_codes(true));
   return {nearest.indices, nearest.codes};
+}
+
+/// The codes with the gradient of ops::gumbel_straight_through(). x (H, T, D), or with `topk`
+/// candidates (H, T * topk, D).
+at::Tensor gumbel_codes(const at::Tensor& x, const SearchedCodes& found, const at::Tensor& codebook,
+                        const QuantizeOptions& options) {
+  const auto wide = codebook.to(x.scalar_type());
+  const double temperature = options.gradient_temperature();
+  if (codebook.dim() == 3) {
+    return ops::gumbel_straight_through(x, wide, found.indices.flatten(1), temperature,
+                                        options.metric());
+  }
+  const auto own =
+      options.topk() ? wide.repeat_interleave_symint(found.indices.sym_size(2), 1) : wide;
+  const auto searched = options.metric() == "cosine" ? ops::unit_vectors(own) : own;
+  return ops::gumbel_straight_through(one_token_heads(x), one_token_codebooks(searched),
+                                      found.indices.reshape({-1, 1}), temperature, options.metric())
+      .view_symint(x.sym_sizes());
 }
 
 /// Value: the codes. Gradient: as documented for the estimator. x and codes are (H, T, D).
@@ -77,10 +101,7 @@ at::Tensor estimate_codes(const at::Tensor& x, const at::Tensor& codes, const Se
                     "quantize: expected estimator to be straight_through, rotation_trick, "
                     "vqp_rotation_trick, directional_reparam, gumbel or none, but got ",
                     options.estimator());
-  const auto sampled =
-      ops::gumbel_straight_through(x, codebook.to(x.scalar_type()), found.indices,
-                                   options.gradient_temperature(), options.metric());
-  const auto output = detail::mark_non_finite(sampled, x);
+  const auto output = detail::mark_non_finite(gumbel_codes(x, found, codebook, options), x);
   return options.sync_update_v() != 0 ? ops::sync_update_v(output, options.sync_update_v())
                                       : output;
 }

@@ -10,16 +10,27 @@
 #include <torchvq/ops/commitment_loss.h>
 #include <torchvq/ops/orthogonal_loss.h>
 
+#include "functional/token_codes.h"
+
 namespace torchvq::functional {
 namespace {
+
+at::Tensor cross_entropy(const SearchedTokens& searched, const at::Tensor& targets,
+                         const QuantizerLossOptions& options) {
+  const auto& [inputs, codebook, mask, codes, indices] = searched;
+  if (codebook.dim() == 3) {
+    return ops::commitment_cross_entropy(inputs, codebook, targets, options.metric(), mask);
+  }
+  const auto rows = mask ? std::optional(mask->reshape({-1, 1})) : std::nullopt;
+  return ops::commitment_cross_entropy(one_token_heads(inputs), one_token_codebooks(codebook),
+                                       targets.reshape({-1, 1}), options.metric(), rows);
+}
 
 /// Undefined if there is no such term.
 at::Tensor commitment_term(const SearchedTokens& searched, const std::optional<at::Tensor>& targets,
                            const QuantizerLossOptions& options) {
   const auto& [inputs, codebook, mask, found, indices] = searched;
-  if (targets) {
-    return ops::commitment_cross_entropy(inputs, codebook, *targets, options.metric(), mask);
-  }
+  if (targets) return cross_entropy(searched, *targets, options);
   if (options.commitment_weight() == 0) return {};
   if (!options.training()) {
     // Candidates are ranked by their losses; no loss in evaluation has a gradient.
@@ -29,7 +40,7 @@ at::Tensor commitment_term(const SearchedTokens& searched, const std::optional<a
   const auto codes = options.pulls_codes() ? found : found.detach();
   if (codes.dim() == 4) return candidate_commitment_loss(inputs, codes, mask);
   if (options.commitment_use_cross_entropy_loss()) {
-    return ops::commitment_cross_entropy(inputs, codebook, indices, options.metric(), mask);
+    return cross_entropy(searched, indices, options);
   }
   const auto& before = options.vqp_compat();
   if (before && before->mask && before->heads == 1 && !before->projected) {
@@ -37,6 +48,11 @@ at::Tensor commitment_term(const SearchedTokens& searched, const std::optional<a
                                  *before->mask);
   }
   return ops::commitment_loss(inputs, codes, mask);
+}
+
+at::Tensor plain_totals(const at::Tensor& inputs, const at::Tensor& codebook, double temperature,
+                        const std::string& metric, const std::optional<at::Tensor>& mask) {
+  return ops::codebook_diversity_totals(inputs, codebook, temperature, metric, mask);
 }
 
 /// Undefined if there is no such term.
@@ -49,8 +65,11 @@ at::Tensor diversity_term(const SearchedTokens& searched, const std::optional<at
                               before->tokens.sym_size(1), before->heads, before->separate,
                               temperature, options.metric());
   }
-  return ops::codebook_diversity_loss(searched.inputs, searched.codebook, temperature,
-                                      options.metric(), searched.mask, totals);
+  const auto own = searched.codebook.dim() == 4;
+  return own ? token_diversity_loss(searched.inputs, searched.codebook, temperature,
+                                    options.metric(), searched.mask, totals)
+             : ops::codebook_diversity_loss(searched.inputs, searched.codebook, temperature,
+                                            options.metric(), searched.mask, totals);
 }
 
 }  // namespace
@@ -76,9 +95,9 @@ std::vector<std::optional<at::Tensor>> shared_totals(at::TensorList codebooks,
   for (size_t level = 0; level < codebooks.size(); ++level) {
     if (level < searched.size()) {
       const auto& own = searched[level];
-      parts.push_back(ops::codebook_diversity_totals(own.inputs.detach(), own.codebook.detach(),
-                                                     options.diversity_temperature(),
-                                                     options.metric(), own.mask));
+      const auto totals_of = own.codebook.dim() == 4 ? token_diversity_totals : plain_totals;
+      parts.push_back(totals_of(own.inputs.detach(), own.codebook.detach(),
+                                options.diversity_temperature(), options.metric(), own.mask));
     } else {
       const auto& codes = codebooks[level];
       parts.push_back(parts[0].new_zeros({codes.size(0), codes.size(1) + 2}));

@@ -17,6 +17,7 @@
 #include <torchvq/ops/residual_commitment_loss.h>
 #include <torchvq/ops/residual_encode.h>
 #include <torchvq/ops/residual_lookup.h>
+#include <torchvq/ops/sampled_beam_search.h>
 #include <torchvq/ops/straight_through.h>
 
 #include "detail/joined.h"
@@ -80,6 +81,8 @@ class Stack {
   at::Tensor merged(const at::Tensor& values) const;
   OptionalTensor level_mask(size_t level) const;
   at::Tensor drawing_rng(size_t level) const;
+  at::Tensor beam_paths(const at::Tensor& inputs, at::TensorList codebooks,
+                        const ops::ResidualBeamSearchOptions& options) const;
   at::Tensor chosen_at_once() const;
   bool scores_at_once(const at::Tensor& chosen) const;
   Walk walk_at_once(const at::Tensor& chosen) const;
@@ -123,6 +126,19 @@ at::Tensor Stack::drawing_rng(size_t level) const {
   return noise_rng(level_rng(state(level).rng, static_cast<int64_t>(level), shared()), ranks_);
 }
 
+/// The indices (H, T, q) of all levels in use.
+at::Tensor Stack::beam_paths(const at::Tensor& inputs, at::TensorList codebooks,
+                             const ops::ResidualBeamSearchOptions& options) const {
+  const double temperature = options_.search().temperature().value_or(0);
+  if (temperature == 0) {
+    return ops::residual_beam_search(inputs, codebooks, options_.beam(), options);
+  }
+  Tensors rngs;
+  for (size_t level = 0; level < count(); ++level) rngs.push_back(drawing_rng(level));
+  return ops::sampled_beam_search(inputs, codebooks, rngs, options_.beam(), temperature,
+                                  options_.search().metric(), options);
+}
+
 /// The codes (H, T, q) of all levels, if residuals do not depend on the
 /// estimator; otherwise undefined.
 at::Tensor Stack::chosen_at_once() const {
@@ -137,8 +153,7 @@ at::Tensor Stack::chosen_at_once() const {
           split_mask(*arguments_.mask, options_.layout().heads(), options_.layout().separate()));
     }
     if (arguments_.depth) beam.depth(arguments_.depth->reshape(1));
-    const auto paths = ops::residual_beam_search(inputs, codebooks, options_.beam(), beam);
-    return paths.clamp_min(0);
+    return beam_paths(inputs, codebooks, beam).clamp_min(0);
   }
   if (levels_have_gradients() || options_.search().temperature()) return {};
   return ops::residual_encode(inputs, codebooks,

@@ -12,6 +12,8 @@
 #include <torchvq/ops/sign_quantize.h>
 #include <torchvq/ops/snapshot.h>
 
+#include "functional/token_codes.h"
+
 namespace torchvq::functional {
 namespace {
 
@@ -48,8 +50,9 @@ at::Tensor vqp_diversity_loss(const at::Tensor& inputs, const at::Tensor& codebo
                               double temperature, const std::string& metric) {
   // A copy, because the step may overwrite the codebook before backward.
   const auto codes = ops::snapshot(codebook).to(inputs.scalar_type());
-  const auto logits =
-      metric == "cosine" ? inputs.matmul(codes.transpose(1, 2)) : at::cdist(inputs, codes).neg();
+  const auto logits = codes.dim() == 4     ? token_scores(inputs, codes, metric)
+                      : metric == "cosine" ? inputs.matmul(codes.transpose(1, 2))
+                                           : at::cdist(inputs, codes).neg();
   const auto probability = logits.mul(temperature).softmax(-1);
   const auto mean =
       merge_heads(probability, batch, tokens, heads, separate).mean(at::IntArrayRef{0, 2});

@@ -1,16 +1,13 @@
 #include "modules/implicit_search.h"
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 
 #include <torchvq/functional/estimate.h>
-#include <torchvq/functional/implicit_diversity_loss.h>
 #include <torchvq/functional/quantize.h>
-#include <torchvq/ops/commitment_cross_entropy.h>
 #include <torchvq/ops/lookup_codes.h>
 #include <torchvq/ops/sample_codes.h>
 #include <torchvq/ops/snapshot.h>
@@ -21,9 +18,6 @@ namespace torchvq::detail {
 namespace {
 
 namespace F = functional;
-
-// Number of elements in the codes of a block of tokens that are computed together.
-constexpr int64_t kBlock = int64_t{1} << 23;
 
 at::Tensor search_block(const VectorQuantizeImpl& vq, const at::Tensor& x, const at::Tensor& codes,
                         double temperature, const at::Tensor& rng, int64_t block) {
@@ -40,7 +34,7 @@ at::Tensor search(const VectorQuantizeImpl& vq, const Implicit& implicit,
                   const at::Tensor& residual, const at::Tensor& base, double temperature,
                   const at::Tensor& rng) {
   const at::NoGradGuard no_grad;
-  const int64_t rows = std::max<int64_t>(1, kBlock / base.numel());
+  const int64_t rows = std::max<int64_t>(1, kImplicitBlock / base.numel());
   const auto x = residual.split(rows, 1);
   const auto given = implicit.condition.split(rows, 1);
   std::vector<at::Tensor> found;
@@ -52,23 +46,17 @@ at::Tensor search(const VectorQuantizeImpl& vq, const Implicit& implicit,
   return at::cat(found, 1);
 }
 
-/// Treats each token as a separate head: x (H * T, 1, D) and its codes (H * T, K, D).
-std::pair<at::Tensor, at::Tensor> tokens_as_heads(const Implicit& implicit,
-                                                  const F::SearchedTokens& searched) {
-  const auto codes =
-      implicit.mlp->rows(searched.codebook.unsqueeze(1), implicit.condition.unsqueeze(2));
-  return {searched.inputs.flatten(0, 1).unsqueeze(1), codes.flatten(0, 1)};
-}
-
 }  // namespace
 
 SearchResult choose_implicit(VectorQuantizeImpl& vq, const Implicit& implicit,
                              const at::Tensor& residual, const at::Tensor& tokens,
                              const std::optional<at::Tensor>& mask, const Request& request,
-                             const std::optional<std::string>& estimator, const at::Tensor& rng) {
+                             const std::optional<std::string>& estimator, const at::Tensor& rng,
+                             const std::optional<at::Tensor>& given) {
   // A copy, because this step may replace dead codes before backward has used them.
   const auto base = ops::snapshot(codes_to_search(vq, request, tokens, residual.scalar_type()));
-  const auto chosen = search(vq, implicit, residual, base, request.temperature, rng);
+  const auto chosen =
+      given ? *given : search(vq, implicit, residual, base, request.temperature, rng);
   const auto codes = implicit.mlp->rows(ops::lookup_codes(base, chosen), implicit.condition);
   const auto indices = mask ? chosen.masked_fill(mask->logical_not(), -1) : chosen;
   const auto quantized = F::estimate(
@@ -80,18 +68,8 @@ SearchResult choose_implicit(VectorQuantizeImpl& vq, const Implicit& implicit,
   return {quantized, {residual, base, mask, codes, indices}, tokens, {}};
 }
 
-at::Tensor implicit_cross_entropy(const Implicit& implicit, const F::SearchedTokens& searched,
-                                  const at::Tensor& targets) {
-  const auto [x, codes] = tokens_as_heads(implicit, searched);
-  const auto mask = searched.mask ? std::optional(searched.mask->reshape({-1, 1})) : std::nullopt;
-  return ops::commitment_cross_entropy(x, codes, targets.reshape({-1, 1}), "euclidean", mask);
-}
-
-at::Tensor implicit_diversity(const Implicit& implicit, const F::SearchedTokens& searched,
-                              double temperature, const distributed::Ranks& ranks) {
-  const auto [x, codes] = tokens_as_heads(implicit, searched);
-  const auto mask = searched.mask ? std::optional(searched.mask->reshape({-1, 1})) : std::nullopt;
-  return F::implicit_diversity_loss(x, codes, temperature, mask, ranks);
+at::Tensor own_codes(const Implicit& implicit, const at::Tensor& base) {
+  return implicit.mlp->rows(base.unsqueeze(1), implicit.condition.unsqueeze(2));
 }
 
 }  // namespace torchvq::detail

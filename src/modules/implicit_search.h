@@ -1,4 +1,4 @@
-// The search of a level with an implicit codebook, and its entropy losses.
+// The search of a level with an implicit codebook.
 #pragma once
 
 #include <optional>
@@ -11,6 +11,9 @@
 
 namespace torchvq::detail {
 
+/// Number of elements in the codes of a block of tokens that are computed together.
+constexpr int64_t kImplicitBlock = int64_t{1} << 23;
+
 /// The network of a level and its condition.
 struct Implicit {
   ImplicitCodebookImpl* mlp;
@@ -22,21 +25,14 @@ struct Implicit {
 /// output bit for bit, and backward costs one code per token.
 ///
 /// @param estimator  default: the module's own.
+/// @param given      (H, T), indices that are already chosen; then nothing is searched.
 SearchResult choose_implicit(VectorQuantizeImpl& vq, const Implicit& implicit,
                              const at::Tensor& residual, const at::Tensor& tokens,
                              const std::optional<at::Tensor>& mask, const Request& request,
-                             const std::optional<std::string>& estimator, const at::Tensor& rng);
+                             const std::optional<std::string>& estimator, const at::Tensor& rng,
+                             const std::optional<at::Tensor>& given);
 
-/// Commitment loss as the cross-entropy of the distances to all codes of each
-/// token, with targets (H, T).
-at::Tensor implicit_cross_entropy(const Implicit& implicit,
-                                  const functional::SearchedTokens& searched,
-                                  const at::Tensor& targets);
-
-/// Minus the entropy of the codes' mean probability over the tokens of all ranks; codes with
-/// the same index count as the same code. On several ranks, each level needs one
-/// differentiable all-reduce.
-at::Tensor implicit_diversity(const Implicit& implicit, const functional::SearchedTokens& searched,
-                              double temperature, const distributed::Ranks& ranks);
+/// The codes of each token (H, T, K, D) from the base codes (H, K, D) of a level, with their graph.
+at::Tensor own_codes(const Implicit& implicit, const at::Tensor& base);
 
 }  // namespace torchvq::detail

@@ -20,9 +20,7 @@ void prepare_levels(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRe
 /// last residual is the score.
 std::vector<double> beam_weights_of(const ResidualVQImpl& rvq, int64_t depth);
 
-/// The beam of a forward with this size and temperature of sampling. Throws c10::ValueError for a
-/// size that the options exclude.
-int64_t beam_of(const ResidualVQImpl& rvq, std::optional<int64_t> size,
-                std::optional<double> temperature);
+/// The beam of a forward with this size. Throws c10::ValueError for a size that the options exclude.
+int64_t beam_of(const ResidualVQImpl& rvq, std::optional<int64_t> size);
 
 }  // namespace torchvq::detail

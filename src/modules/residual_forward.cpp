@@ -164,7 +164,7 @@ StackRequest checked_request(const ResidualVQImpl& rvq, const torch::Tensor& x,
       .frozen = call.freeze_codebook() || rvq.levels[0]->options.freeze_codebook(),
       .depth = 0,
       .ranks = ranks_of(*rvq.levels[0], "ResidualVQ"),
-      .beam = beam_of(rvq, call.beam_size(), call.sample_codebook_temp()),
+      .beam = beam_of(rvq, call.beam_size()),
   };
 }
 

@@ -20,24 +20,16 @@ using distributed::Ranks;
 /// Tokens per code of the levels of several stacks.
 using Counts = std::vector<std::vector<at::Tensor>>;
 
-/// The losses of a level with an implicit codebook.
-F::QuantizerLosses implicit_losses(const Level& level, const F::QuantizerLossOptions& options) {
-  const auto& [vq, request, result, implicit] = level;
-  const auto& searched = result.searched;
-  const bool by_entropy = options.training() && options.commitment_weight() > 0 &&
-                          options.commitment_use_cross_entropy_loss();
-  auto targets = targets_of(*vq, request);
-  if (!targets && by_entropy) targets = searched.indices;
-  auto own = options;
-  own.diversity_weight(0);
-  if (targets) own.commitment_weight(0);
-  auto losses = F::search_losses(searched, std::nullopt, std::nullopt, own);
-  if (targets) losses.commitment = implicit_cross_entropy(*implicit, searched, *targets);
-  if (options.training() && options.diversity_weight() > 0) {
-    losses.diversity =
-        implicit_diversity(*implicit, searched, options.diversity_temperature(), request.ranks);
-  }
-  return losses;
+/// The search of a level as its losses need it: if they compare tokens with all codes, and these
+/// differ for each token, the codes of each token.
+F::SearchedTokens compared(const Level& level, const F::QuantizerLossOptions& options) {
+  auto searched = level.result.searched;
+  const bool by_entropy =
+      options.commitment_weight() > 0 && options.commitment_use_cross_entropy_loss();
+  const bool all = level.request.targets ||
+                   (options.training() && (by_entropy || options.diversity_weight() > 0));
+  if (level.implicit && all) searched.codebook = own_codes(*level.implicit, searched.codebook);
+  return searched;
 }
 
 /// The losses of all levels that are computed before the codes change.
@@ -45,23 +37,18 @@ std::vector<F::QuantizerLosses> search_losses(const ResidualVQImpl& rvq,
                                               const std::vector<Level>& levels,
                                               const std::vector<F::QuantizerLossOptions>& options,
                                               const Ranks& ranks) {
-  // The first level has a plain codebook, all others an implicit one.
-  const size_t plain = rvq.options.implicit_neural_codebook() ? 1 : rvq.levels.size();
   std::vector<at::Tensor> codebooks;
   std::vector<F::SearchedTokens> searched;
-  for (size_t index = 0; index < plain; ++index) {
+  for (size_t index = 0; index < rvq.levels.size(); ++index) {
     codebooks.push_back(rvq.levels[index]->codebook_state->embed);
-    if (index < levels.size()) searched.push_back(levels[index].result.searched);
+    if (index < levels.size()) searched.push_back(compared(levels[index], options[index]));
   }
-  auto totals = F::shared_totals(codebooks, searched, options[0], ranks);
-  totals.resize(levels.size());
+  const auto totals = F::shared_totals(codebooks, searched, options[0], ranks);
   std::vector<F::QuantizerLosses> found;
   for (size_t index = 0; index < levels.size(); ++index) {
     const auto& level = levels[index];
-    found.push_back(level.implicit ? implicit_losses(level, options[index])
-                                   : F::search_losses(level.result.searched,
-                                                      targets_of(*level.vq, level.request),
-                                                      totals[index], options[index]));
+    found.push_back(F::search_losses(searched[index], targets_of(*level.vq, level.request),
+                                     totals[index], options[index]));
   }
   return found;
 }

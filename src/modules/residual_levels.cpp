@@ -45,7 +45,7 @@ Level choose_level(ResidualVQImpl& rvq, int64_t index, const at::Tensor& residua
   const auto estimator = own ? std::nullopt : std::optional<std::string>("none");
   const auto rng = F::level_rng(vq.codebook_state->rng, index, shared);
   auto result = implicit ? choose_implicit(vq, *implicit, residual, tokens, mask, own_request,
-                                           estimator, functional::noise_rng(rng, request.ranks))
+                                           estimator, F::noise_rng(rng, request.ranks), chosen)
                          : choose(vq, residual, tokens, mask, own_request,
                                   {.estimator = estimator, .rng = rng, .chosen = chosen});
   return {&vq, own_request, std::move(result), std::move(implicit)};

@@ -164,7 +164,8 @@ torch::Tensor widened(const torch::Tensor& codes) {
 std::vector<torch::Tensor> ResidualVQImpl::codebooks() {
   std::vector<torch::Tensor> codes;
   for (auto& level : levels) {
-    codes.push_back(level->codebook());
+    const auto own = level->codebook_state->codes();
+    codes.push_back(own.size(0) == 1 ? own.squeeze(0) : own);
   }
   return codes;
 }

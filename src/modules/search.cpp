@@ -65,14 +65,17 @@ at::Tensor codes_to_search(VectorQuantizeImpl& vq, const Request& request, const
     return stored_codes(vq, dtype);
   }
   const auto codes = request.transform(ops::snapshot(vq.codebook_state->codes()));
-  const int64_t heads = vq.codebook_state->num_codebooks();
+  const int64_t heads = vq.codebook_state->num_codebooks(), shared = vq.options.heads() / heads;
+  const int64_t batch = tokens.size(0), positions = tokens.size(1);
   TORCH_CHECK_VALUE(
-      codes.dim() == 5 && codes.size(0) == heads,
-      "VectorQuantize: expected codebook_transform_fn to return codes of each token of shape "
-      "(H, B, N, K, D), but got shape ",
-      codes.sizes());
-  const int64_t rows = tokens.size(0) * tokens.size(1) * vq.options.heads() / heads;
-  return codes.reshape({heads, rows, codes.size(3), codes.size(4)});
+      codes.dim() == 5 && codes.size(0) == heads && codes.size(1) == batch * shared &&
+          codes.size(2) == positions,
+      "VectorQuantize: expected codebook_transform_fn to return codes of each token of "
+      "shape (H, B, N, K, D), H, B and N being ",
+      at::IntArrayRef({heads, batch * shared, positions}), ", but got shape ", codes.sizes());
+  // The heads that share a codebook count as items of the batch; here they follow the positions.
+  if (shared > 1) return codes.unflatten(1, {batch, shared}).transpose(2, 3).flatten(1, 3);
+  return codes.flatten(1, 2);
 }
 
 CodesOfStep codes_of_step(VectorQuantizeImpl& vq, const at::Tensor& projected,

@@ -40,6 +40,7 @@ detail::Request request_of(const VectorQuantizeImpl& vq, const torch::Tensor& x,
                            const VectorQuantizeForwardOptions& call) {
   const auto& options = vq.options;
   const auto topk = call.topk();
+  const bool updates = call.ema_update().value_or(vq.resolved().ema_update);
   return {
       .targets = call.indices(),
       .mask = detail::layout_of(options, kVectorQuantize).token_mask(x, call.mask(), call.lens()),
@@ -47,8 +48,8 @@ detail::Request request_of(const VectorQuantizeImpl& vq, const torch::Tensor& x,
       .temperature = call.sample_codebook_temp().value_or(options.sample_codebook_temp()),
       .frozen = call.freeze_codebook().value_or(options.freeze_codebook()),
       .transform = call.codebook_transform_fn(),
-      .ema_update = call.ema_update().value_or(vq.resolved().ema_update),
-      .accumulate = call.accum_ema_update(),
+      .ema_update = updates,
+      .accumulate = call.accum_ema_update() && vq.codebook_state->learns(updates),
       .weight = call.ema_update_weight(),
       .ranks = detail::ranks_of(vq, kVectorQuantize),
   };
@@ -169,12 +170,10 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
 
 void VectorQuantizeImpl::check_topk(std::optional<int64_t> topk) const {
   if (!topk) return;
-  TORCH_CHECK_VALUE(
-      !is_training() ||
-          !(options.commitment_use_cross_entropy_loss() || options.stochastic_sample_codes()),
-      "VectorQuantize: expected topk in training without commitment_use_cross_entropy_loss and "
-      "stochastic_sample_codes, but got topk ",
-      *topk, " with one of them");
+  TORCH_CHECK_VALUE(!is_training() || !options.commitment_use_cross_entropy_loss(),
+                    "VectorQuantize: expected topk in training without "
+                    "commitment_use_cross_entropy_loss, but got topk ",
+                    *topk, " with it");
   TORCH_CHECK_VALUE(!is_training() || !in_place_optimizer_,
                     "VectorQuantize: expected topk in training without "
                     "in_place_codebook_optimizer, but got topk ",

@@ -69,10 +69,7 @@ void check_nearest_code(const at::Tensor& x, const at::Tensor& codebook, std::st
                     ": expected codebook to have at most 2^30 codes, but got shape ",
                     codebook.sym_sizes());
   if (bias) check_bias(x, codebook, *bias);
-  if (topk) {
-    TORCH_CHECK_VALUE(*topk >= 1 && codebook.sym_size(-2) >= *topk, kNearestCode,
-                      ": expected topk to be in [1, ", codebook.sym_size(-2), "], but got ", *topk);
-  }
+  check_topk(kNearestCode, topk, codebook);
 }
 
 at::ScalarType nearest_code_dtype(const at::Tensor& x, const at::Tensor& codebook) {

@@ -21,37 +21,42 @@ namespace {
 
 constexpr auto kResidualBeamSearch = "residual_beam_search";
 
-void check_weights(at::ArrayRef<double> weights, size_t levels) {
-  TORCH_CHECK_VALUE(weights.empty() || weights.size() == levels, kResidualBeamSearch,
+void check_weights(const char* op, at::ArrayRef<double> weights, size_t levels) {
+  TORCH_CHECK_VALUE(weights.empty() || weights.size() == levels, op,
                     ": expected weights to be none or one for each of ", levels,
                     " levels, but got ", weights.size());
   for (const double weight : weights) {
-    TORCH_CHECK_VALUE(std::isfinite(weight) && weight >= 0, kResidualBeamSearch,
+    TORCH_CHECK_VALUE(std::isfinite(weight) && weight >= 0, op,
                       ": expected weights to be finite and non-negative, but got ", weight);
   }
 }
 
 }  // namespace
 
+void check_beam_arguments(const char* op, const at::Tensor& x, at::TensorList codebooks,
+                          int64_t beam, const std::optional<at::Tensor>& mask,
+                          const std::optional<at::Tensor>& depth, at::ArrayRef<double> weights) {
+  check_residual_arguments(op, x, codebooks, depth, mask);
+  TORCH_CHECK_VALUE(beam >= 1, op, ": expected beam to be at least 1, but got ", beam);
+  check_weights(op, weights, codebooks.size());
+}
+
 void check_residual_beam_search(const at::Tensor& x, at::TensorList codebooks, int64_t beam,
                                 const std::optional<at::Tensor>& mask,
                                 const std::optional<at::Tensor>& depth,
                                 at::ArrayRef<double> weights) {
-  check_residual_arguments(kResidualBeamSearch, x, codebooks, depth, mask);
-  TORCH_CHECK_VALUE(beam >= 1, kResidualBeamSearch, ": expected beam to be at least 1, but got ",
-                    beam);
-  check_weights(weights, codebooks.size());
+  check_beam_arguments(kResidualBeamSearch, x, codebooks, beam, mask, depth, weights);
 }
 
-BeamProblem::BeamProblem(const at::Tensor& x_, at::TensorList codebooks_, int64_t beam_,
-                         const std::optional<at::Tensor>& mask,
+BeamProblem::BeamProblem(const char* op, const at::Tensor& x_, at::TensorList codebooks_,
+                         int64_t beam_, const std::optional<at::Tensor>& mask,
                          const std::optional<at::Tensor>& depth, at::ArrayRef<double> weights_)
     : beam(beam_), levels(static_cast<int64_t>(codebooks_.size())) {
-  check_residual_beam_search(x_, codebooks_, beam, mask, depth, weights_);
+  check_beam_arguments(op, x_, codebooks_, beam, mask, depth, weights_);
   const auto dtype = residual_dtype(x_, codebooks_);
   x = contiguous_as(x_, dtype);
   heads = x.size(0), tokens = x.size(1), dim = x.size(2);
-  const auto used = static_cast<size_t>(levels_in_use(kResidualBeamSearch, depth, levels));
+  const auto used = static_cast<size_t>(levels_in_use(op, depth, levels));
   for (size_t n = 0; n < used; ++n) {
     codebooks.push_back(contiguous_as(expand_to_heads(codebooks_[n], heads), dtype));
   }

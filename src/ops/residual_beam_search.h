@@ -9,6 +9,11 @@
 
 namespace torchvq::detail {
 
+/// Checks what residual_beam_search and sampled_beam_search have in common.
+void check_beam_arguments(const char* op, const at::Tensor& x, at::TensorList codebooks,
+                          int64_t beam, const std::optional<at::Tensor>& mask,
+                          const std::optional<at::Tensor>& depth, at::ArrayRef<double> weights);
+
 void check_residual_beam_search(const at::Tensor& x, at::TensorList codebooks, int64_t beam,
                                 const std::optional<at::Tensor>& mask,
                                 const std::optional<at::Tensor>& depth,
@@ -16,7 +21,7 @@ void check_residual_beam_search(const at::Tensor& x, at::TensorList codebooks, i
 
 /// Checked arguments in the dtype of the computation.
 struct BeamProblem {
-  BeamProblem(const at::Tensor& x, at::TensorList codebooks, int64_t beam,
+  BeamProblem(const char* op, const at::Tensor& x, at::TensorList codebooks, int64_t beam,
               const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& depth,
               at::ArrayRef<double> weights);
 

@@ -61,8 +61,6 @@ void check_beam(const ResidualVQOptions& o, int64_t levels) {
       {"beam_size", o.beam_size()}, {"eval_beam_size", o.eval_beam_size()}};
   for (const auto& [name, size] : sizes) {
     expect_residual_vq(size.value_or(1) >= 1, name, "at least 1", size);
-    expect_residual_vq(size.value_or(1) == 1 || !o.implicit_neural_codebook(), name,
-                       "1 or none with implicit_neural_codebook", size);
   }
   if (const auto& weights = o.beam_score_quantizer_weights()) {
     const bool usable = std::all_of(weights->begin(), weights->end(), [](double weight) {

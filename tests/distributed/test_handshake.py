@@ -303,7 +303,7 @@ CALLS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     (
         "VectorQuantize",
         {**BY_GRADIENT, RATE: 0.1},
-        {"accum_ema_update": True},
+        {"accum_ema_update": True, "ema_update": True},
         "sharing gradients and statistics alone",
     ),
     (

@@ -228,7 +228,6 @@ def _by_hand() -> None:
     _ops.state_hash([x])
     _ops.broadcast_state_([x])
     _ops.soft_clamp(x, one)
-    _ops.implicit_diversity_loss(x.transpose(0, 1), torch.randn(6, 4, 4), temperature=1.0)
     _ops.random_uniform(rng, 1, [3])
     _ops.random_normal(rng, 1, [3])
     _ops.random_bits(rng, [3])
@@ -240,6 +239,15 @@ def _by_hand() -> None:
     _ops.vqp_indices(indices, 4)
     _ops.vqp_masked_commitment(x, x, torch.ones(1, 6, dtype=torch.bool))
     _ops.residual_beam_search(x, [codes, codes], 2)
+    _ops.sampled_beam_search(
+        x, [codes, codes], [rng, rng], 2, temperature=1.0, metric="euclidean", mask=mask,
+        depth=torch.tensor([2]),
+    )  # fmt: skip
+    paths = [x.unsqueeze(2), x.unsqueeze(2), x[..., :1].double(), indices.view(1, 6, 1, 1)]
+    _ops.extend_paths(
+        *paths, codes[:, None, None].expand(1, 6, 1, 4, 4), 3,
+        candidates=torch.arange(4).expand(1, 6, 1, 4), weight=1.0,
+    )  # fmt: skip
     _ops.projected_residual_encode(
         x, [codes[0]], [codes[0]], [codes[0, 0]], [codes[0]], [codes[0, 0]], metric="cosine"
     )

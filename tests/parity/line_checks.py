@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import vector_quantize_pytorch as reference
 
@@ -53,17 +52,6 @@ def targets_breakdown():
         vq = package.VectorQuantize(**OPTIONS)
         counts.append(len(vq(tokens(2, 6, 8), indices=targets, return_loss_breakdown=True)))
     assert counts == [2, 3]
-
-
-def topk_sampling():
-    options = dict(**OPTIONS, stochastic_sample_codes=True)
-    theirs = reference.VectorQuantize(**options)
-    nearest = theirs.eval()(tokens(2, 6, 8), topk=2)[1]
-    assert not torch.equal(theirs.train()(tokens(2, 6, 8), topk=2)[1], nearest)
-    ours = torchvq.VectorQuantize(**options)
-    with pytest.raises(ValueError, match="expected topk in training without"):
-        ours.train()(tokens(2, 6, 8), topk=2)
-    ours.eval()(tokens(2, 6, 8), topk=2)
 
 
 def orthogonal_mask():
@@ -119,13 +107,35 @@ def beam_frozen():
         assert moved == expected
 
 
-def beam_implicit():
-    options = dict(**OPTIONS, num_quantizers=2, implicit_neural_codebook=True)
-    theirs = reference.ResidualVQ(**options).eval()
-    quantized, indices, _ = theirs(tokens(1, 6, 8), beam_size=2)
-    torch.testing.assert_close(theirs.get_output_from_indices(indices), quantized)
-    with pytest.raises(ValueError, match="1 or none with implicit_neural_codebook"):
-        torchvq.ResidualVQ(**options).eval()(tokens(1, 6, 8), beam_size=2)
+def beam_losses():
+    """With one level a beam takes the same codes."""
+    for option in ("codebook_diversity_loss_weight", "orthogonal_reg_weight"):
+        for package, same in ((reference, False), (torchvq, True)):
+            torch.manual_seed(0)
+            rvq = package.ResidualVQ(**OPTIONS, num_quantizers=1, **{option: 1.0}).train()
+            state = {name: value.clone() for name, value in rvq.state_dict().items()}
+            plain = rvq(tokens(2, 30, 8))
+            rvq.load_state_dict(state)
+            beam = rvq(tokens(2, 30, 8), beam_size=3)
+            assert torch.equal(plain[1], beam[1])
+            assert torch.allclose(plain[2], beam[2]) == same
+
+
+def targets_mask():
+    """What padding holds changes the reference's loss and output, and not ours."""
+    mask = torch.arange(6)[None] < 3
+    targets = torch.arange(6)[None]
+    for package, seen in ((reference, True), (torchvq, False)):
+        vq = package.VectorQuantize(**OPTIONS).train()
+        state = {name: value.clone() for name, value in vq.state_dict().items()}
+        found = []
+        for padding in (0.0, 3.0):
+            vq.load_state_dict(state)
+            x = torch.where(mask[..., None], tokens(1, 6, 8), padding)
+            output, loss = vq(x, indices=targets, mask=mask)
+            found.append((loss, output[:, 3:]))
+        assert torch.allclose(found[0][0], found[1][0]) != seen
+        assert bool(found[0][1].ne(0).any()) == seen
 
 
 def targets_gradient():
@@ -188,7 +198,8 @@ def lfq_stack_codes():
 
 LINE_CHECKS = (
     beam_frozen,
-    beam_implicit,
+    beam_losses,
+    targets_mask,
     targets_gradient,
     in_place_ema,
     sim_evaluation_loss,
@@ -196,7 +207,6 @@ LINE_CHECKS = (
     cosine_length,
     topk_breakdown,
     targets_breakdown,
-    topk_sampling,
     orthogonal_mask,
     shared_orthogonal,
     beam_cosine,

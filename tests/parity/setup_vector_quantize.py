@@ -101,11 +101,10 @@ def bridge(**kwargs):
     return make
 
 
-def per_token_codes(step: int) -> dict:
+def per_token_codes(step: int, *, heads: int = 1, items: int = 2, dim: int = DIM) -> dict:
     """Codes that differ between tokens, as conditional codebooks do."""
-    shift = (
-        torch.randn(1, 2, 6, CODES, DIM, generator=torch.Generator().manual_seed(90 + step)) * 0.3
-    )
+    generator = torch.Generator().manual_seed(90 + step)
+    shift = torch.randn(heads, items, 6, CODES, dim, generator=generator) * 0.3
     return dict(codebook_transform_fn=lambda codes: codes[:, None, None] * 1.2 + shift)
 
 

@@ -46,6 +46,7 @@ EIGHT = dict(num_quantizers=8, **DROPOUT)
 
 # The reference scores paths by the sum of all residuals; under a beam its averages do not learn.
 BEAM = dict(beam_size=4, beam_score_quantizer_weights=[1.0] * 3, **LEARNABLE)
+ONE_SAMPLE = dict(implicit_neural_codebook=True, beam_size=3)
 
 SAME = [
     plain("beam of one", dict(beam_size=1)),
@@ -61,6 +62,25 @@ SAME = [
     ),
     compatible("beam, by default", dict(beam_size=4, **LEARNABLE), evaluate=False),
     compatible("beam, masked", BEAM, evaluate=False, forward=masked),
+    compatible(
+        "beam, sampling at temperature zero",
+        dict(stochastic_sample_codes=True, **BEAM),
+        evaluate=False,
+        forward=dict(sample_codebook_temp=0.0),
+    ),
+    compatible(
+        "implicit, diversity",
+        dict(codebook_diversity_loss_weight=0.3, codebook_diversity_temperature=2.0, **QINCO),
+    ),
+    # The reference mixes up the samples of a batch of more than one.
+    compatible("beam, implicit", ONE_SAMPLE, evaluate=False, shape=(1, 12, DIM)),
+    compatible("beam, implicit, single tokens", ONE_SAMPLE, evaluate=False, shape=(12, DIM)),
+    compatible(
+        "beam, implicit, weighted",
+        {**ONE_SAMPLE, "beam_score_quantizer_weights": [0.1, 2.0, 0.5]},
+        evaluate=False,
+        shape=(1, 12, DIM),
+    ),
     # gradients of the stack
     compatible("defaults", probes=READ),
     compatible("straight-through", STRAIGHT),
@@ -102,6 +122,7 @@ SAME = [
     plain("all codes of different sizes", SIZES, forward=CODES_TOO),
     plain("all codes, masked", forward=lambda step: dict(mask=mask(step), **CODES_TOO)),
     plain("codebook_dim equal to dim", dict(codebook_dim=DIM)),
+    plain("one head of its own", dict(separate_codebook_per_head=True), probes=READ),
     plain("decay 0.5", dict(decay=0.5)),
     plain("decay 1", dict(decay=1.0)),
     plain("eps 0.1", dict(eps=0.1)),

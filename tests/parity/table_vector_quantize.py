@@ -385,6 +385,60 @@ SELECTIONS = [
     Row("topk, channel first", CHANNEL_FIRST, shape=(2, DIM, 6), forward=dict(topk=2)),
     Row("topk, single tokens", shape=(12, DIM), forward=dict(topk=2)),
     Row("topk, codes per token", forward=lambda step: dict(topk=2, **per_token_codes(step))),
+    Row(
+        "topk, sampling at temperature zero",
+        dict(stochastic_sample_codes=True),
+        forward=dict(topk=3, sample_codebook_temp=0.0),
+    ),
+    Row(
+        "codes per token, shared heads",
+        SHARED,
+        forward=lambda step: per_token_codes(step, items=4, dim=3),
+    ),
+    Row(
+        "codes per token, separate heads",
+        SEPARATE,
+        forward=lambda step: per_token_codes(step, heads=2, dim=3),
+    ),
+    Row(
+        "codes per token, cross-entropy",
+        frozen(commitment_use_cross_entropy_loss=True),
+        forward=per_token_codes,
+    ),
+    Row(
+        "codes per token, cross-entropy, cosine",
+        frozen(commitment_use_cross_entropy_loss=True, use_cosine_sim=True),
+        forward=per_token_codes,
+    ),
+    Row(
+        "codes per token, given indices",
+        frozen(),
+        forward=lambda step: dict(indices=targets((2, 6), step), **per_token_codes(step)),
+    ),
+    Row(
+        "codes per token, gumbel",
+        frozen(straight_through=True, rotation_trick=False, route_gradients_to_input=False),
+        forward=per_token_codes,
+    ),
+    Row(
+        "compatible, codes per token, diversity",
+        frozen(codebook_diversity_loss_weight=0.5, codebook_diversity_temperature=1.0),
+        forward=per_token_codes,
+    ),
+    Row(
+        "compatible, codes per token, diversity, cosine",
+        frozen(
+            codebook_diversity_loss_weight=0.5,
+            codebook_diversity_temperature=3.0,
+            use_cosine_sim=True,
+        ),
+        forward=per_token_codes,
+    ),
+    Row(
+        "codes per token, sampling at temperature zero",
+        dict(stochastic_sample_codes=True),
+        forward=lambda step: dict(sample_codebook_temp=0.0, **per_token_codes(step)),
+    ),
     Row("topk, eval only", STRAIGHT, steps=0, forward=dict(topk=2, **BREAKDOWN)),
     Row(
         "topk, masked, cosine",

@@ -54,6 +54,17 @@ UPDATES = [
     ),
     Row("accumulated EMA", steps=4, forward=lambda step: dict(accum_ema_update=step % 3 != 2)),
     Row(
+        "accumulated EMA, no update for a call",
+        steps=4,
+        forward=lambda step: dict(accum_ema_update=step < 2, ema_update=step != 0),
+    ),
+    Row(
+        "accumulated EMA of dead codes alone",
+        dict(threshold_ema_dead_code=1e-9, **LEARNABLE),
+        steps=4,
+        forward=lambda step: dict(accum_ema_update=step % 2 == 0),
+    ),
+    Row(
         "accumulated EMA, separate heads",
         SEPARATE,
         steps=4,

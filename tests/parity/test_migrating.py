@@ -60,15 +60,6 @@ def beam_training():
     assert moved(switched("ResidualVQ", **beam), tokens(2, 9, 8)) == [True, False, False]
 
 
-def beam_sampling():
-    options = dict(**STACK, beam_size=2, stochastic_sample_codes=True)
-    reference.ResidualVQ(**options)(tokens(2, 9, 8))
-    with pytest.raises(ValueError, match="eval_beam_size"):
-        torchvq.ResidualVQ(**options)(tokens(2, 9, 8))
-    evaluated = dict(**STACK, eval_beam_size=2, stochastic_sample_codes=True)
-    torchvq.ResidualVQ(**evaluated)(tokens(2, 9, 8))
-
-
 def beam_evaluation():
     losses = [p.ResidualVQ(**STACK, beam_size=2).eval()(tokens(2, 9, 8))[2] for p in BOTH]
     assert losses[0].gt(0).all() and losses[1].eq(0).all()
@@ -357,7 +348,6 @@ CHECKS = {
     for check in (
         *LINE_CHECKS,
         beam_training,
-        beam_sampling,
         beam_evaluation,
         beam_zero,
         beam_large,

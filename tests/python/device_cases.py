@@ -68,6 +68,14 @@ BOTH = dict(grads=[True, True])
 # Sums that are exact in any order, and quotients that differ from products with the reciprocal of 7.
 PARTS = torch.tensor([0.5, 0.5, 0.25, 0.25, 0, 0, 0], dtype=torch.float64)
 TWO_OF_FIVE_HEADS = torch.tensor([[0, 1]] * 5 + [[0, 0]] * 2)
+# Paths of one level, and the codes of the next: of all tokens, and ties among small integers.
+PATHS = (
+    *(normal(2, 9, 3, 12), normal(2, 9, 3, 12, seed=1), normal(2, 9, 3, seed=2).double().abs()),
+    *(integers(7, 2, 9, 3, 1), normal(2, 9, 3, 5, 12, seed=3)),
+)
+TIED_PATHS = tuple(
+    part.clamp(-1, 1).round() if part.is_floating_point() else part for part in PATHS
+)
 RULES = dict(threshold=0.5, threshold_fraction=0.3, reset_cluster_size=0.5, cooldown_steps=2)
 
 
@@ -161,11 +169,38 @@ CASES: dict[str, Case] = {
     "residual_beam_search ties": Case(
         (TIED_X[None], [TIED_CODES[None], TIED_CODES[None] * 0.1], 4)
     ),
+    "extend_paths": Case((*PATHS, 4), dict(weight=0.3)),
+    "extend_paths float64": Case(
+        (*(part.double() if part.is_floating_point() else part for part in PATHS), 20)
+    ),
+    "extend_paths ties": Case((*TIED_PATHS, 6), dict(candidates=integers(90, 2, 9, 3, 5))),
+    "sampled_beam_search": Case(
+        (X, [CODES, CODES * 0.3], [RNG, RNG + 1], 3),
+        EUCLIDEAN | dict(temperature=0.5, mask=MASK, weights=[0.5, 1.0]),
+    ),
+    "sampled_beam_search cosine": Case(
+        (WIDE_X, [CODES, WIDE_CODES * 0.3], [RNG, RNG + 1], 3), COSINE | dict(temperature=0.1)
+    ),
+    "sampled_beam_search ties": Case(
+        (TIED_X[None], [TIED_CODES[None], TIED_CODES[None] * 0.1], [RNG, RNG], 4),
+        EUCLIDEAN | dict(temperature=0.0),
+    ),
     "kmeans": Case((X, 5, RNG), dict(mask=MASK)),
     "kmeans cosine": Case((X, 5, RNG), COSINE),
     "synced_kmeans": Case((X, 5, RNG)),
     "sample_codes": Case((X, CODES, RNG), EUCLIDEAN | dict(temperature=0.5)),
     "sample_codes cosine": Case((X, CODES, RNG), COSINE | dict(temperature=0.1)),
+    "sample_codes topk": Case((X, CODES, RNG), EUCLIDEAN | dict(temperature=0.5, topk=4)),
+    "sample_codes heads": Case(
+        (X.view(80, 1, 12), CODES.repeat_interleave(40, 0), RNG),
+        EUCLIDEAN | dict(temperature=0.5, topk=3),
+    ),
+    "sample_codes heads cosine": Case(
+        (X.view(80, 1, 12), CODES.repeat_interleave(40, 0), RNG), COSINE | dict(temperature=0.1)
+    ),
+    "sample_codes ties topk": Case(
+        (TIED_X[None], TIED_CODES[None], RNG), EUCLIDEAN | dict(temperature=0.0, topk=5)
+    ),
     "sample_codes ties": Case(
         (TIED_X[None], TIED_CODES[None], RNG), EUCLIDEAN | dict(temperature=0.0)
     ),

@@ -31,6 +31,7 @@ SEARCH = {
     "residual_encode",
     "residual_beam_search",
     "sample_codes",
+    "sampled_beam_search",
 }
 WAITS = {"keep_statistics_", "kmeans", "prepare_codes", "synced_kmeans", "synced_usage", *SEARCH}
 # With several ranks, these read whether all ranks agree, or whether a code is dead.
@@ -133,7 +134,10 @@ PRODUCTS: dict[str, dict[str, str]] = {
 SEARCHES = [
     name
     for name in CASES
-    if name.startswith(("nearest_code", "projected_residual", "residual_beam", "residual_encode"))
+    if name.startswith(
+        ("extend_paths", "nearest_code", "projected_residual", "residual_beam", "residual_encode")
+    )
+    or name in ("sample_codes ties", "sample_codes ties topk", "sampled_beam_search ties")
 ]
 ENTROPIES = [name for name in CASES if name.startswith("sign_entropy")]
 

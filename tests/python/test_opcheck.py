@@ -231,6 +231,19 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
             **dict(level_estimator="straight_through", handed_on=0.5, beam=2, learns=True),
         ),
     ),
+    "residual_quantize_ sampled beam": (
+        (
+            normal(2, 9, 8),
+            [CODEBOOK.clone(), CODEBOOK + 1],
+            [*state(), *state()],
+            [rng(), rng()],
+            [integers(1, 2, 7), integers(1, 2, 7)],
+        ),
+        dict(
+            **dict(heads=2, separate=True, targets=[], totals=[], training=True, draws=True),
+            **dict(beam=2, beam_weights=[1.0, 0.5], temperature=0.5, learns=True),
+        ),
+    ),
     "synced_step_statistics": (
         ([X], [INDICES], [torch.zeros(2, 7, dtype=torch.int32)]),
         dict(
@@ -274,7 +287,6 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "shared_diversity_totals": (([CODEBOOK, CODEBOOK], [X], [CODEBOOK]), dict(masks=[MASK])),
     "weighted_loss": (([normal(), normal()], [0.5, 2.0], True), {}),
     "candidate_commitment_loss": ((X, normal(2, 9, 3, 4)), dict(mask=MASK)),
-    "implicit_diversity_loss": ((X.unsqueeze(2), normal(2, 9, 3, 4)), dict(temperature=1.0)),
     "gather_moments": ((normal(3, 4),), MOMENTS),
     "attach_moments": ((normal(3, 4), normal(3, 4)), MOMENTS),
     "lookup_free_loss": (

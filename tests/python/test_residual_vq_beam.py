@@ -24,6 +24,7 @@ def remaining(x, output):
     return (output.quantized - x).square().sum()
 
 
+IMPLICIT = dict(implicit_neural_codebook=True, mlp_kwargs=dict(depth=1))
 OPTIONS = {
     "plain": {},
     "cosine": dict(use_cosine_sim=True),
@@ -40,6 +41,15 @@ OPTIONS = {
     "cross-entropy": dict(commitment_use_cross_entropy_loss=True),
     "dropout": dict(quantize_dropout=True),
     "dead codes": dict(threshold_ema_dead_code=2),
+    "sampling": dict(stochastic_sample_codes=True),
+    "sampling, cosine": dict(stochastic_sample_codes=True, use_cosine_sim=True),
+    "sampling, k-means": dict(stochastic_sample_codes=True, kmeans_init=True),
+    "implicit": IMPLICIT,
+    "implicit, k-means": dict(kmeans_init=True, **IMPLICIT),
+    "implicit, shared": dict(shared_codebook=True, **IMPLICIT),
+    "implicit, sampling": dict(stochastic_sample_codes=True, **IMPLICIT),
+    "implicit, dropout": dict(quantize_dropout=True, **IMPLICIT),
+    "implicit, heads": dict(heads=2, codebook_dim=4, separate_codebook_per_head=True, **IMPLICIT),
 }
 
 
@@ -60,7 +70,9 @@ def test_beams_train_evaluate_and_decode(options, generator):
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("options", [{}, dict(use_cosine_sim=True), dict(shared_codebook=True)])
+@pytest.mark.parametrize(
+    "options", [{}, dict(use_cosine_sim=True), dict(shared_codebook=True), IMPLICIT]
+)
 def test_beam_of_one_is_no_beam(options, training, generator):
     x = tokens(generator)
     runs = []
@@ -153,7 +165,6 @@ def test_groups(generator):
     [
         (dict(beam_size=0), "beam_size to be at least 1"),
         (dict(eval_beam_size=-1), "eval_beam_size to be at least 1"),
-        (dict(beam_size=2, implicit_neural_codebook=True), "1 or none with implicit"),
         (dict(beam_size=2, beam_score_quantizer_weights=[1.0]), "beam_score_quantizer_weights"),
         (dict(beam_score_quantizer_weights=[-1.0] * LEVELS), "beam_score_quantizer_weights"),
     ],
@@ -163,11 +174,82 @@ def test_bad_options_are_named(options, message):
         make(**options)
 
 
-def test_sampling_with_a_beam_is_refused_in_training_alone(generator):
-    rvq = make(beam_size=2, stochastic_sample_codes=True)
-    with pytest.raises(ValueError, match="stochastic_sample_codes"):
+def test_in_place_optimizers_with_a_beam_are_refused_in_training_alone(generator):
+    rvq = make(
+        beam_size=2,
+        learnable_codebook=True,
+        ema_update=False,
+        in_place_codebook_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+    with pytest.raises(ValueError, match="in_place_codebook_optimizer to be off in training"):
         rvq(tokens(generator))
     rvq.eval()(tokens(generator))
+
+
+def all_paths(rvq):
+    """The vectors that a stack of 4 codes and 3 levels can decode to, (64, D), by its own decoder."""
+    paths = torch.cartesian_prod(*[torch.arange(4)] * 3)
+    return rvq.get_output_from_indices(paths[None])[0]
+
+
+def test_a_beam_of_all_implicit_paths_is_optimal(generator):
+    rvq = make(num_quantizers=3, codebook_size=4, **IMPLICIT).eval()
+    x = tokens(generator, 1, 30, DIM)
+    found = rvq(x, beam_size=16)
+    errors = torch.cdist(x[0].double(), all_paths(rvq).double())
+    torch.testing.assert_close(
+        (found.quantized[0].double() - x[0].double()).norm(dim=-1), errors.min(-1).values
+    )
+    greedy = rvq(x).quantized
+    assert remaining(x, found) < (greedy - x).square().sum()
+
+
+@pytest.mark.parametrize("temperature", [0.05, 1.0])
+def test_sampled_paths_depend_on_the_step_and_lie_between_greedy_and_best(temperature, generator):
+    """Cold draws are nearly the beam's; warm ones leave more, and every step draws anew."""
+    x = tokens(generator, 4, 100, DIM)
+    rvq = make(stochastic_sample_codes=True, sample_codebook_temp=temperature, freeze_codebook=True)
+    plain = make(freeze_codebook=True)
+    best = remaining(x, plain(x, beam_size=6))
+    first, second = rvq(x, beam_size=6), rvq(x, beam_size=6)
+    assert not torch.equal(first.indices, second.indices)
+    assert remaining(x, first) > best
+    # More draws leave less, and one draw of each level more than the nearest codes.
+    assert remaining(x, first) < remaining(x, rvq(x, beam_size=2)) < remaining(x, rvq(x))
+
+
+def test_draws_of_all_codes_are_the_beam_itself(generator):
+    x = tokens(generator)
+    sampled = make(stochastic_sample_codes=True, freeze_codebook=True)(x, beam_size=CODES)
+    assert torch.equal(sampled.indices, make(freeze_codebook=True)(x, beam_size=CODES).indices)
+
+
+@pytest.mark.parametrize("options", [{}, IMPLICIT], ids=["plain", "implicit"])
+def test_a_seed_repeats_the_draws_of_a_beam(options, generator):
+    x = tokens(generator)
+    runs = []
+    for _ in range(2):
+        rvq = make(beam_size=3, stochastic_sample_codes=True, **options)
+        runs.append([rvq(x).indices for _ in range(2)])
+    assert torch.equal(runs[0][0], runs[1][0]) and torch.equal(runs[0][1], runs[1][1])
+    assert not torch.equal(runs[0][0], runs[0][1])
+
+
+@pytest.mark.parametrize(
+    "options", [dict(quantize_dropout=True), dict(stochastic_sample_codes=True), {}]
+)
+def test_implicit_beams_compile(options, generator):
+    """Dropout leaves the depth to the device: the best path of the levels in use."""
+    torch.compiler.reset()
+    x = tokens(generator)
+    results = []
+    for compiles in (False, True):
+        rvq = make(beam_size=3, **IMPLICIT, **options)
+        call = torch.compile(rvq, fullgraph=True, backend="aot_eager") if compiles else rvq
+        results.append([call(x) for _ in range(3)])
+    for eager, compiled in zip(*results, strict=True):
+        assert torch.equal(eager.indices, compiled.indices)
+        torch.testing.assert_close(eager.quantized, compiled.quantized)
 
 
 @pytest.mark.parametrize("of_the_call", [True, False])

@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 import torch
 from cli_support import run_cpp_module
-from residual_vq_cases import CODES, DIM, LEVELS, STACKS, build, data, layout_of, mask_of, state
+from residual_vq_cases import (
+    CODES,
+    DIM,
+    LEVELS,
+    QINCO,
+    STACKS,
+    build,
+    data,
+    layout_of,
+    mask_of,
+    state,
+)
 from torch import Tensor
 from vector_quantize_cases import Bridge, same
 
@@ -48,6 +59,19 @@ MORE: dict[str, dict[str, Any]] = {
     "compatible_frozen": dict(vqp_compat=True, freeze_codebook=True),
     "compatible_manual": dict(vqp_compat=True, shared_codebook=True, manual_ema_update=True),
     "beam_groups": dict(beam_size=3, groups=2),
+    "beam_sampling": dict(beam_size=3, stochastic_sample_codes=True, sample_codebook_temp=0.5),
+    "beam_sampling_kmeans": dict(beam_size=3, stochastic_sample_codes=True, kmeans_init=True),
+    "beam_sampling_shared": dict(beam_size=3, stochastic_sample_codes=True, shared_codebook=True),
+    "beam_implicit": dict(beam_size=3, **QINCO),
+    "beam_implicit_weights": dict(
+        beam_size=3, beam_score_quantizer_weights=[0.5, 1.0, 2.0], **QINCO
+    ),
+    "beam_implicit_kmeans": dict(beam_size=3, kmeans_init=True, **QINCO),
+    "beam_implicit_sampling": dict(beam_size=3, stochastic_sample_codes=True, **QINCO),
+    "beam_implicit_dropout": dict(beam_size=3, quantize_dropout=True, **QINCO),
+    "beam_implicit_heads": dict(
+        beam_size=2, heads=2, codebook_dim=4, separate_codebook_per_head=True, **QINCO
+    ),
     "implicit_wide": dict(
         implicit_neural_codebook=True, mlp_kwargs=dict(depth=1, dim_hidden=12), num_quantizers=4
     ),

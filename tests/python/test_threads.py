@@ -16,6 +16,7 @@ ops = torch.ops.torchvq
 x, codes = torch.randn(1, 20000, 64), torch.randn(1, 64, 64)
 indices = torch.randint(64, (1, 20000))
 exponents = torch.zeros(1, 64, dtype=torch.int32)
+paths = x.unsqueeze(2), x.unsqueeze(2), torch.zeros(1, 20000, 1, dtype=torch.float64), indices[..., None, None]
 projected = codes[0], codes[0], codes[0, 0], codes[0], codes[0, 0]
 calls = dict(
     nearest_code=lambda: ops.nearest_code(x, codes),
@@ -23,6 +24,7 @@ calls = dict(
     lookup_codes=lambda: ops.lookup_codes(codes, indices),
     commitment_loss=lambda: ops.commitment_loss(x, x),
     residual_beam_search=lambda: ops.residual_beam_search(x, [codes, codes], 4),
+    extend_paths=lambda: ops.extend_paths(*paths, x[:, :, None, None], 1),
     residual_encode=lambda: ops.residual_encode(x, [codes, codes]),
     projected_residual_encode=lambda: ops.projected_residual_encode(x, *([t] for t in projected)),
     residual_decode=lambda: ops.residual_decode(indices.unsqueeze(-1), [codes]),

@@ -24,7 +24,7 @@ TORCHVQ_API at::Tensor vqp_rotation_trick(const at::Tensor& x, const at::Tensor&
 /// of a single item is pushed towards uniformity.
 ///
 /// @param inputs    (H, T, D) of split_heads().
-/// @param codebook  (H, K, D).
+/// @param codebook  (H, K, D), or codes of each token (H, T, K, D).
 /// @param batch, tokens, heads, separate  as of merge_heads().
 TORCHVQ_API at::Tensor vqp_diversity_loss(const at::Tensor& inputs, const at::Tensor& codebook,
                                           c10::SymInt batch, c10::SymInt tokens, int64_t heads,

@@ -107,7 +107,7 @@ struct TORCHVQ_API ResidualVQOptions {
 
   /// Paths through the levels that the search keeps, at least 1; it returns the path with the
   /// smallest final residual. 1 takes the nearest code of each level. Larger is better and slower.
-  /// Default: 1.
+  /// In training with stochastic_sample_codes each path draws that many different codes. Default: 1.
   TORCH_ARG(std::optional<int64_t>, beam_size);
   /// beam_size in evaluation. Default: beam_size.
   TORCH_ARG(std::optional<int64_t>, eval_beam_size);

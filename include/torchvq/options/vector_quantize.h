@@ -206,13 +206,15 @@ struct TORCHVQ_API VectorQuantizeForwardOptions {
   TORCH_ARG(std::optional<torch::Tensor>, mask);
   /// (B,), integer, lengths of the sequences, instead of mask.
   TORCH_ARG(std::optional<torch::Tensor>, lens);
-  /// Return the k nearest codes; the codebook is not updated.
+  /// Return the k nearest codes, or with sampling in training k different draws; the codebook is not
+  /// updated.
   TORCH_ARG(std::optional<int64_t>, topk);
   /// Overrides the module's option.
   TORCH_ARG(std::optional<double>, sample_codebook_temp);
   /// Overrides the module's option.
   TORCH_ARG(std::optional<bool>, freeze_codebook);
-  /// Maps codes (H, K, D) to codes of each token (H, B, N, K, D), which are searched instead.
+  /// Maps codes (H, K, D) to codes of each token (H, B, N, K, D), which are searched instead; with
+  /// heads that share a codebook (1, B * heads, N, K, D).
   TORCH_ARG(std::function<torch::Tensor(torch::Tensor)>, codebook_transform_fn);
   /// (K,) or (H, K), or a scalar tensor, of any dtype: multiplies 1 - decay of each code.
   TORCH_ARG(std::optional<torch::Tensor>, ema_update_weight);

@@ -108,10 +108,10 @@ def _check_topk(vq: "VectorQuantize", topk: int | None) -> None:
     """Raises ValueError if the module's options do not allow ``topk``."""
     if topk is None:
         return
-    if vq.training and (vq.commitment_use_cross_entropy_loss or vq.stochastic_sample_codes):
+    if vq.training and vq.commitment_use_cross_entropy_loss:
         raise ValueError(
-            "VectorQuantize: expected topk in training without commitment_use_cross_entropy_loss and "
-            f"stochastic_sample_codes, but got topk {topk} with one of them"
+            "VectorQuantize: expected topk in training without commitment_use_cross_entropy_loss, "
+            f"but got topk {topk} with it"
         )
     if vq.training and vq.in_place_codebook_optimizer is not None:
         raise ValueError(

@@ -87,15 +87,18 @@ def codes_to_search(
     if request.transform is None:
         return stored_codes(codebook, dtype)
     codes = request.transform(_ops.snapshot(codebook.codes()))
-    heads = codebook.num_codebooks
-    if codes.dim() != 5 or codes.shape[0] != heads:
+    heads, (batch, positions) = codebook.num_codebooks, tokens.shape[:2]
+    shared = vq.heads // heads
+    expected = [heads, batch * shared, positions]
+    if codes.dim() != 5 or list(codes.shape[:3]) != expected:
         raise ValueError(
             "VectorQuantize: expected codebook_transform_fn to return codes of each token of shape "
-            f"(H, B, N, K, D), but got shape {list(codes.shape)}"
+            f"(H, B, N, K, D), H, B and N being {expected}, but got shape {list(codes.shape)}"
         )
-    return codes.reshape(
-        heads, tokens.shape[0] * tokens.shape[1] * vq.heads // heads, *codes.shape[3:]
-    )
+    if shared > 1:
+        # The heads that share a codebook count as items of the batch; here they follow the positions.
+        return codes.unflatten(1, (batch, shared)).transpose(2, 3).flatten(1, 3)
+    return codes.flatten(1, 2)
 
 
 def codes_of_step(

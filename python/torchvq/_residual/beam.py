@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from torchvq._base.ranks import noise_rng
 from torchvq._codebook.search import prepare, stored_codes
+from torchvq._residual.calls import sampling_temperature
+from torchvq._residual.implicit_beam import best_implicit_paths, extend_implicit, first_paths
 
 if TYPE_CHECKING:
     from torchvq._residual.levels import StackRequest
@@ -21,17 +24,25 @@ def search_paths(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> 
 
 def best_paths(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> Tensor:
     """The indices (H, T, levels in use) for inputs (H, T, D); -1 where masked."""
+    if rvq.implicit_neural_codebook:
+        return best_implicit_paths(rvq, inputs, request)
     levels = rvq.levels[: request.depth] if isinstance(request.depth, int) else rvq.levels
     codebooks = [stored_codes(level._codebook, inputs.dtype).detach() for level in levels]
     weights = rvq.beam_weights
-    indices: Tensor = _ops.residual_beam_search(
-        inputs.detach(),
-        codebooks,
-        request.beam,
+    options = dict(
         mask=None if request.mask is None else rvq.layout.split_mask(request.mask),
         depth=None if isinstance(request.depth, int) else request.depth.reshape(1),
         weights=[] if weights is None else weights[: len(levels)],
     )
+    indices: Tensor
+    if temperature := sampling_temperature(rvq, request.temperature):
+        rngs = [noise_rng(rvq._level_rng(level), request.ranks) for level in range(len(levels))]
+        options |= dict(temperature=temperature, metric=levels[0]._codebook.metric)
+        indices = _ops.sampled_beam_search(
+            inputs.detach(), codebooks, rngs, request.beam, **options
+        )
+    else:
+        indices = _ops.residual_beam_search(inputs.detach(), codebooks, request.beam, **options)
     return indices
 
 
@@ -44,12 +55,16 @@ def prepare_levels(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -
     changes = rvq.training and any(c.affine_param or not c.initialised for c in codebooks)
     count = request.depth if isinstance(request.depth, int) else rvq.num_quantizers
     residual = inputs.detach()
+    path = first_paths(inputs)
     for index, codebook in enumerate(codebooks[:count]):
         if index > 0 and rvq.shared_codebook:
             break
         mask = level_mask(rvq, request, index)[1]
         prepare(rvq.levels[index], residual, mask, request.frozen, request.ranks)
-        if changes:
+        if changes and rvq.implicit_neural_codebook:
+            path = extend_implicit(rvq, index, path, request, 1)
+            residual = path.residual.squeeze(2)
+        elif changes:
             codes = _ops.quantize(
                 residual,
                 codebook.codes(),

@@ -26,38 +26,30 @@ def options_text(rvq: "ResidualVQ") -> str:
     )
 
 
-def check_beam(name: str, size: int | None, implicit: bool) -> None:
-    """Raises ValueError for a beam below 1, or above 1 with codes that depend on the path."""
-    expect(_OWNER, size is None or size >= 1, name, "at least 1", size)
-    possible = size in (None, 1) or not implicit
-    expect(_OWNER, possible, name, "1 or none with implicit_neural_codebook", size)
-
-
-def beam_of(rvq: "ResidualVQ", size: int | None, temperature: float | None) -> int:
-    """The number of paths of a forward that is called with this size and temperature."""
-    check_beam("beam_size", size, rvq.implicit_neural_codebook)
+def beam_of(rvq: "ResidualVQ", size: int | None) -> int:
+    """The number of paths of a forward that is called with this size."""
+    expect(_OWNER, size is None or size >= 1, "beam_size", "at least 1", size)
     if size is None:
         size = rvq.beam_size if rvq.training else rvq.eval_beam_size
     beam = 1 if size is None else size
-    if beam > 1 and rvq.training:
-        first = rvq.levels[0]
-        optimizers = (rvq.in_place_codebook_optimizer, first.in_place_codebook_optimizer)
-        if temperature is None:
-            temperature = first.sample_codebook_temp
-        conflicts = {
-            # At temperature 0 samples are the nearest codes.
-            "stochastic_sample_codes": first.stochastic_sample_codes and temperature > 0,
-            "in_place_codebook_optimizer": any(o is not None for o in optimizers),
-        }
-        check_beam_training(conflicts, beam)
+    optimizers = (rvq.in_place_codebook_optimizer, rvq.levels[0].in_place_codebook_optimizer)
+    learns_in_place = rvq.training and any(own is not None for own in optimizers)
+    expect(
+        _OWNER,
+        beam == 1 or not learns_in_place,
+        "in_place_codebook_optimizer",
+        f"off in training with beam_size {beam} (use eval_beam_size for a beam in evaluation alone)",
+        True,
+    )
     return beam
 
 
-def check_beam_training(vq_kwargs_conflicts: dict[str, bool], beam: int) -> None:
-    """Raises ValueError for options that choose codes in training in another way than the beam."""
-    for name, given in vq_kwargs_conflicts.items():
-        instead = "use eval_beam_size for a beam in evaluation alone"
-        expect(_OWNER, not given, name, f"off in training with beam_size {beam} ({instead})", True)
+def sampling_temperature(rvq: "ResidualVQ", asked: float | None) -> float:
+    """The temperature at which a forward draws codes; 0: it takes the nearest ones."""
+    first = rvq.levels[0]
+    if not (first.training and first.stochastic_sample_codes):
+        return 0.0
+    return first.sample_codebook_temp if asked is None else asked
 
 
 def targets_of(

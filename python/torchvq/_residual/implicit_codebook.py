@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from torchvq._base import joined as _joined
 from torchvq._base.estimators import estimate
 from torchvq._base.projection import project
-from torchvq._base.ranks import Ranks
 from torchvq._codebook.losses import SearchedTokens, SearchResult
 from torchvq._codebook.request import Request
 from torchvq._codebook.search import codes_to_search, estimator
@@ -58,16 +57,18 @@ def choose_implicit(
     *,
     gradient: str | None,
     rng: Tensor,
+    chosen: Tensor | None = None,
 ) -> SearchResult:
-    """The search of a level whose codes are computed for each token; like ``_search.choose``.
+    """The search of a level whose codes are computed for each token; like ``search.choose``.
 
     The search runs without a graph, one block of tokens at a time. The chosen codes are then computed again, as in
     decoding: so decoding equals the output bit for bit, and backward costs one code per token.
     """
     # A copy, because this step may replace dead codes before backward has used them.
     base = _ops.snapshot(codes_to_search(layer, request, tokens, residual.dtype))
-    with torch.no_grad():
-        chosen = _search(layer, mlp, residual, condition, base, request.temperature, rng)
+    if chosen is None:
+        with torch.no_grad():
+            chosen = _search(layer, mlp, residual, condition, base, request.temperature, rng)
     codes = mlp.rows(_ops.lookup_codes(base, chosen), condition)
     indices = chosen if mask is None else chosen.masked_fill(~mask, -1)
     quantized = estimate(
@@ -115,34 +116,6 @@ def _search(
     return torch.cat(found, 1)
 
 
-def implicit_cross_entropy(
-    mlp: MLP, condition: Tensor, searched: SearchedTokens, targets: Tensor
-) -> Tensor:
-    """Commitment as cross-entropy of the distances between each token and all of its codes, towards targets (H, T)."""
-    x, codes = _tokens_as_heads(mlp, condition, searched)
-    mask = None if searched.mask is None else searched.mask.reshape(-1, 1)
-    return _ops.commitment_cross_entropy(
-        x, codes, targets.reshape(-1, 1), metric="euclidean", mask=mask
-    )
-
-
-def implicit_diversity(
-    mlp: MLP, condition: Tensor, searched: SearchedTokens, temperature: float, ranks: Ranks
-) -> Tensor:
-    """Minus the entropy of the codes' average probability over the tokens of all ranks.
-
-    Codes of different tokens with the same index count as one code. One differentiable all-reduce per level.
-    """
-    x, codes = _tokens_as_heads(mlp, condition, searched)
-    mask = None if searched.mask is None else searched.mask.reshape(-1, 1)
-    loss: Tensor = _ops.implicit_diversity_loss(
-        x, codes, temperature=temperature, mask=mask, **ranks.named()
-    )
-    return loss
-
-
-def _tokens_as_heads(
-    mlp: MLP, condition: Tensor, searched: SearchedTokens
-) -> tuple[Tensor, Tensor]:
-    codes = mlp.rows(searched.codebook.unsqueeze(1), condition.unsqueeze(2))
-    return searched.inputs.flatten(0, 1).unsqueeze(1), codes.flatten(0, 1)
+def own_codes(mlp: MLP, condition: Tensor, base: Tensor) -> Tensor:
+    """The codes of each token (H, T, K, D) from the base codes (H, K, D) of a level, with their graph."""
+    return mlp.rows(base.unsqueeze(1), condition.unsqueeze(2))

@@ -23,7 +23,7 @@ from torchvq._codebook.in_place import (
     target_of,
 )
 from torchvq._codebook.learning import StackStep, StepTokens, joined_stacks, learn_stacks
-from torchvq._codebook.losses import SearchResult, Terms
+from torchvq._codebook.losses import SearchedTokens, SearchResult, Terms
 from torchvq._codebook.request import Request, request_of_level
 from torchvq._codebook.search import choose, estimator, prepare
 from torchvq._residual.beam import level_mask, prepare_levels, search_paths
@@ -32,8 +32,7 @@ from torchvq._residual.engine import walk as walk_levels
 from torchvq._residual.implicit_codebook import (
     MLP,
     choose_implicit,
-    implicit_cross_entropy,
-    implicit_diversity,
+    own_codes,
 )
 from torchvq.vector_quantize import VectorQuantize
 
@@ -154,7 +153,7 @@ def _choose_level(
     # With one estimator for the stack, levels need their own only for the gradient that they hand on.
     own = vq.training and (rvq.estimates_levels or rvq.quant_grad_frac > 0)
     gradient = None if own else "none"
-    rng = _level_rng(rvq, index)
+    rng = rvq._level_rng(index)
     if implicit is None:
         result = choose(
             vq, residual, tokens, head_mask, own_request, gradient=gradient, rng=rng, chosen=chosen
@@ -169,6 +168,7 @@ def _choose_level(
             own_request,
             gradient=gradient,
             rng=noise_rng(rng, request.ranks),
+            chosen=chosen,
         )
     codes = only_if(used, result.searched.codes)
     return Level(vq, own_request, result, codes, implicit, used)
@@ -200,14 +200,6 @@ def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: StackReque
     codebook.record_embed()
 
 
-def _level_rng(rvq: "ResidualVQ", index: int) -> Tensor:
-    """The generator of a level; levels that share a codebook, and so its generator, need different draws."""
-    rng = rvq.levels[index]._codebook.rng
-    if index == 0 or not rvq.shared_codebook:
-        return rng
-    return torch.stack([rng[0] + index, rng[1]])
-
-
 def _estimate_stack(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, ranks: Ranks) -> Tensor:
     """The sum of the codes with the gradient of one estimator between input and sum, for any number of levels."""
     first = rvq.levels[0]
@@ -229,32 +221,25 @@ def _estimate_stack(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, ranks: Ran
 
 def search_losses(rvq: "ResidualVQ", levels: list[Level], ranks: Ranks) -> list[Terms]:
     """The losses of each level that are computed before the codes change."""
-    # Only levels with a plain codebook share totals: with implicit codebooks, the first.
-    plain = 1 if rvq.implicit_neural_codebook else len(rvq.levels)
-    searched = [level.result.searched for level in levels[:plain]]
-    totals = _losses.shared_totals(rvq.levels[:plain], searched, ranks)
-    totals += [None] * (len(levels) - len(totals))
-    return [_search_losses(level, total) for level, total in zip(levels, totals, strict=True)]
-
-
-def _search_losses(level: Level, totals: Tensor | None) -> Terms:
-    vq, request, searched, implicit = level.vq, level.request, level.result.searched, level.implicit
-    options = _losses.loss_options(vq, request)
-    if implicit is None:
-        return _losses.search_losses(vq, searched, request, options, totals)
-    by_entropy = vq.training and vq.has_commitment_loss and vq.commitment_use_cross_entropy_loss
-    targets = options.pop("targets", searched.indices if by_entropy else None)
-    options["diversity_weight"] = 0.0
-    if targets is not None:
-        options["commitment_weight"] = 0.0
-    commitment, diversity = _losses.search_losses(vq, searched, request, options)
-    if targets is not None:
-        commitment = implicit_cross_entropy(*implicit, searched, targets)
-    if vq.training and vq.has_codebook_diversity_loss:
-        diversity = implicit_diversity(
-            *implicit, searched, vq.codebook_diversity_temperature, request.ranks
+    searched = [_compared(level) for level in levels]
+    totals = _losses.shared_totals(rvq.levels, searched, ranks)
+    return [
+        _losses.search_losses(
+            level.vq, own, level.request, _losses.loss_options(level.vq, level.request), total
         )
-    return Terms(commitment, diversity)
+        for level, own, total in zip(levels, searched, totals, strict=True)
+    ]
+
+
+def _compared(level: Level) -> SearchedTokens:
+    """The search of a level as its losses need it: if they compare tokens with all codes, and these differ for each
+    token, the codes of each token."""
+    vq, searched = level.vq, level.result.searched
+    by_entropy = vq.has_commitment_loss and vq.commitment_use_cross_entropy_loss
+    compares = vq.training and (by_entropy or vq.has_codebook_diversity_loss)
+    if level.implicit is None or not (compares or level.request.targets is not None):
+        return searched
+    return searched._replace(codebook=own_codes(*level.implicit, searched.codebook))
 
 
 def level_loss(level: Level, terms: Terms) -> Tensor:

@@ -77,7 +77,6 @@ TOUCHES: dict[str, Callable[[Options], Any]] = {
     "projection-gradient": _projected,
     "cosine-length": lambda o: o["use_cosine_sim"],
     "topk-breakdown": lambda o: bool(o["accept_image_fmap"] or o["accept_3d_fmap"]),
-    "topk-sampling": lambda o: o["stochastic_sample_codes"],
     "orthogonal-mask": lambda o: o["orthogonal_reg_active_codes_only"],
     "shared-orthogonal": lambda o: (
         o["shared_codebook"] and o["orthogonal_reg_weight"] > 0 and _moves(o)
@@ -103,10 +102,10 @@ TOUCHES: dict[str, Callable[[Options], Any]] = {
     "stack-masked-cosine": lambda o: o["use_cosine_sim"],
     "stack-kmeans": lambda o: o["kmeans_init"],
     "stack-kmeans-evaluation": lambda o: o["kmeans_init"],
-    "beam-sampling": lambda o: (
-        (o["beam_size"] or 1) > 1 and o["stochastic_sample_codes"] and o["sample_codebook_temp"] > 0
+    "beam-losses": lambda o: (
+        (o["beam_size"] or 1) > 1
+        and (o["codebook_diversity_loss_weight"] > 0 or o["orthogonal_reg_weight"] > 0)
     ),
-    "beam-implicit": lambda o: o["implicit_neural_codebook"] and (o["beam_size"] or 1) > 1,
     "beam-evaluation": lambda o: (o["beam_size"] or 1) > 1,
     "beam-zero": lambda o: o["eval_beam_size"] is not None or (o["beam_size"] or 1) < 1,
     "beam-large": lambda o: (o["beam_size"] or 1) > 1,

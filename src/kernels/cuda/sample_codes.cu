@@ -1,4 +1,4 @@
-// One warp per row of scores, which it reads twice: for the best score, then for the draw.
+// One warp per row of scores, which it reads once for the best score, then once for each draw.
 #include "kernels/cuda/sample_codes.h"
 
 #include "kernels/cuda/cuda.h"
@@ -22,23 +22,26 @@ __device__ double best_of_warp(double value) {
 struct Chance {
   double chance;
   int64_t code;
+
+  __device__ bool before(const Chance& other) const {
+    return chance > other.chance || (chance == other.chance && code < other.code);
+  }
 };
 
 __device__ Chance best_of_warp(Chance own) {
   for (int step = kWarp / 2; step > 0; step /= 2) {
-    const double chance = __shfl_xor_sync(kWholeWarp, own.chance, step);
-    const int64_t code = __shfl_xor_sync(kWholeWarp, own.code, step);
-    if (chance > own.chance || (chance == own.chance && code < own.code)) own = {chance, code};
+    const Chance other = {__shfl_xor_sync(kWholeWarp, own.chance, step),
+                          __shfl_xor_sync(kWholeWarp, own.code, step)};
+    if (other.before(own)) own = other;
   }
   return own;
 }
 
 __device__ double chance_of(const SampleCodesTask& task, double lag, uint64_t key,
                             uint64_t position) {
-  if (task.temperature == 0) return lag == 0 ? 1.0 : 0.0;
-  const double chance = exp(lag / task.temperature);
-  if (!(chance > 0)) return chance;
-  return chance / -log_of_uniform(uniform_from_bits(random_bits(key, position), 53));
+  const double waiting = -log_of_uniform(uniform_from_bits(random_bits(key, position), 53));
+  const double quotient = lag / task.temperature;
+  return quotient >= task.far ? exp(quotient) / waiting : quotient - log(waiting);
 }
 
 __global__ void __launch_bounds__(kThreads) draw_codes(SampleCodesTask task) {
@@ -51,16 +54,19 @@ __global__ void __launch_bounds__(kThreads) draw_codes(SampleCodesTask task) {
       if (scores[k] > best || isnan(scores[k])) best = scores[k];
     }
     best = best_of_warp(best);
-    Chance drawn = {-1.0, task.size};
-    if (isfinite(best)) {
-      for (int64_t k = lane_of_warp(); k < task.size; k += kWarp) {
+    Chance last = {INFINITY, -1};
+    for (int64_t place = 0; place < task.count; ++place) {
+      Chance drawn = {-INFINITY, task.size};
+      for (int64_t k = lane_of_warp(); isfinite(best) && k < task.size; k += kWarp) {
         const auto position = task.position + static_cast<uint64_t>(row * task.size + k);
-        const double chance = chance_of(task, scores[k] - best, key, position);
-        if (chance > drawn.chance) drawn = {chance, k};
+        const Chance own = {chance_of(task, scores[k] - best, key, position), k};
+        if (last.before(own) && own.before(drawn)) drawn = own;
+      }
+      last = best_of_warp(drawn);
+      if (lane_of_warp() == 0) {
+        task.indices[row * task.count + place] = isfinite(best) ? last.code : place;
       }
     }
-    drawn = best_of_warp(drawn);
-    if (lane_of_warp() == 0) task.indices[row] = isfinite(best) ? drawn.code : 0;
   }
 }
 

@@ -152,7 +152,7 @@ at::Tensor residual_beam_search(const at::Tensor& x, at::TensorList codebooks, i
                                 const std::optional<at::Tensor>& mask,
                                 const std::optional<at::Tensor>& depth,
                                 at::ArrayRef<double> weights) {
-  const BeamProblem problem(x, codebooks, beam, mask, depth, weights);
+  const BeamProblem problem("residual_beam_search", x, codebooks, beam, mask, depth, weights);
   const auto indices = problem.greedy()        ? detail::greedy_search(problem)
                        : kernel_takes(problem) ? search(problem)
                                                : detail::beam_search_any(problem);

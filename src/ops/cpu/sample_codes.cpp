@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <optional>
+#include <vector>
 
 #include <ATen/Parallel.h>
 #include <torch/library.h>
@@ -31,50 +34,95 @@ struct Draw {
 // Codes whose hurdles are computed together.
 constexpr int64_t kBlock = 256;
 
-/// The code of one token; `position` numbers scores[0] among all draws.
-int64_t sample_code(const double* scores, int64_t size, uint64_t position, const Draw& draw) {
+/// The best codes so far, best first, the lower one on ties.
+class Drawn {
+ public:
+  explicit Drawn(int64_t count) : chances(static_cast<size_t>(count)) {}
+
+  /// Forgets the codes, and writes those of the next token to `to`.
+  void begin(int64_t* to) {
+    codes = to;
+    found = 0;
+  }
+
+  /// Whether a code with this chance, higher than those before, is one of the best.
+  bool takes(double chance) const { return found < chances.size() || chance > chances.back(); }
+
+  /// Whether no code can be one of the best whose chance is below 1 / hurdle.
+  bool rules_out(double hurdle) const {
+    return found == chances.size() && chances.back() * hurdle > 1.0;
+  }
+
+  void insert(int64_t code, double chance) {
+    if (found < chances.size()) ++found;
+    size_t place = found - 1;
+    for (; place > 0 && chance > chances[place - 1]; --place) {
+      chances[place] = chances[place - 1];
+      codes[place] = codes[place - 1];
+    }
+    chances[place] = chance;
+    codes[place] = code;
+  }
+
+  int64_t count() const { return static_cast<int64_t>(chances.size()); }
+
+ private:
+  std::vector<double> chances;
+  int64_t* codes = nullptr;
+  size_t found = 0;
+};
+
+/// The chance of the code with random number `position`; see kFarLag.
+double chance_of(double lag, uint64_t position, const Draw& draw) {
+  const auto bits = kernels::random_bits(draw.key, position);
+  const double waiting = -kernels::log_of_uniform(kernels::uniform_from_bits(bits, 53));
+  return lag >= detail::kFarLag ? std::exp(lag) / waiting : lag - std::log(waiting);
+}
+
+/// The codes of one token; `position` numbers scores[0] among all draws.
+void sample_token(const double* scores, int64_t size, uint64_t position, const Draw& draw,
+                  int64_t* codes, Drawn& drawn) {
   const double best = draw.kernel.best(scores, size);
-  if (!std::isfinite(best)) return 0;
-  int64_t chosen = 0;
-  double most = -1.0, hurdles[kBlock];
+  if (!std::isfinite(best)) {
+    std::iota(codes, codes + drawn.count(), 0);
+    return;
+  }
+  drawn.begin(codes);
+  double hurdles[kBlock];
   for (int64_t from = 0; from < size; from += kBlock) {
     const int64_t count = std::min(kBlock, size - from);
     const auto first = position + static_cast<uint64_t>(from);
     draw.kernel.hurdles(scores + from, count, best, draw.temperature, draw.key, first, hurdles);
     for (int64_t k = 0; k < count; ++k) {
-      if (most * hurdles[k] > 1.0) continue;
-      double chance = std::exp((scores[from + k] - best) / draw.temperature);
-      if (chance > 0.0) {
-        const auto bits = kernels::random_bits(draw.key, first + static_cast<uint64_t>(k));
-        chance /= -kernels::log_of_uniform(kernels::uniform_from_bits(bits, 53));
-      }
-      if (chance > most) {
-        most = chance;
-        chosen = from + k;
-      }
+      if (drawn.rules_out(hurdles[k])) continue;
+      const double chance = chance_of((scores[from + k] - best) / draw.temperature,
+                                      first + static_cast<uint64_t>(k), draw);
+      if (drawn.takes(chance)) drawn.insert(from + k, chance);
     }
   }
-  return chosen;
 }
 
 at::Tensor sample_codes(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
-                        double temperature, c10::string_view metric_name, int64_t stream) {
-  const auto metric = detail::check_sample_codes(x, codebook, rng, temperature, metric_name);
+                        double temperature, c10::string_view metric_name, int64_t stream,
+                        std::optional<int64_t> topk) {
+  const auto metric = detail::check_sample_codes(x, codebook, rng, temperature, metric_name, topk);
   // The first of equal scores must win on every device, and only the search guarantees this.
-  if (temperature == 0) return detail::nearest_codes(x, codebook, metric);
+  if (temperature < detail::kColdestDraw) return detail::nearest_codes(x, codebook, metric, topk);
   const Draw draw{temperature, read_key(rng, stream),
                   kernels::sample_codes_kernel(kernels::cpu_level())};
   return detail::choose_by_score(
-      x, codebook, metric, [&](const at::Tensor& logits, int64_t position) {
+      x, codebook, metric, topk, [&](const at::Tensor& logits, int64_t position) {
         const auto scores = logits.contiguous();
         const int64_t rows = scores.size(0), size = scores.size(1);
-        auto indices = at::empty({rows}, scores.options().dtype(at::kLong));
+        const int64_t count = topk.value_or(1);
+        auto indices = at::empty({rows, count}, scores.options().dtype(at::kLong));
         const auto* score = scores.const_data_ptr<double>();
         auto* index = indices.mutable_data_ptr<int64_t>();
         at::parallel_for(0, rows, 1024 / size + 1, [&](int64_t begin, int64_t end) {
+          Drawn drawn(count);
           for (int64_t row = begin; row < end; ++row) {
-            index[row] = sample_code(score + row * size, size,
-                                     static_cast<uint64_t>(position + row * size), draw);
+            sample_token(score + row * size, size, static_cast<uint64_t>(position + row * size),
+                         draw, index + row * count, drawn);
           }
         });
         return indices;

@@ -65,7 +65,8 @@ at::Tensor cuda_residual_beam_search(const at::Tensor& x, at::TensorList codeboo
                                      const std::optional<at::Tensor>& mask,
                                      const std::optional<at::Tensor>& depth,
                                      at::ArrayRef<double> weights) {
-  const detail::BeamProblem problem(x, codebooks, beam, mask, depth, weights);
+  const detail::BeamProblem problem("residual_beam_search", x, codebooks, beam, mask, depth,
+                                    weights);
   const bool wide = problem.x.scalar_type() == at::kDouble;
   const auto indices =
       problem.greedy()

@@ -2,13 +2,16 @@
 
 #include <torch/library.h>
 
+#include "ops/nearest_code.h"
+
 namespace torchvq {
 namespace {
 
 at::Tensor sample_codes(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
-                        double temperature, c10::string_view metric, int64_t stream) {
-  detail::check_sample_codes(x, codebook, rng, temperature, metric);
-  return x.new_empty_symint({x.sym_size(0), x.sym_size(1)}, x.options().dtype(at::kLong));
+                        double temperature, c10::string_view metric, int64_t /*stream*/,
+                        std::optional<int64_t> topk) {
+  detail::check_sample_codes(x, codebook, rng, temperature, metric, topk);
+  return x.new_empty_symint(detail::nearest_code_shape(x, topk), x.options().dtype(at::kLong));
 }
 
 }  // namespace

@@ -3,9 +3,11 @@
 #include <torchvq/ops/sample_codes.h>
 
 #include <limits>
+#include <optional>
 
 #include <gtest/gtest.h>
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -24,10 +26,11 @@ struct Draw {
   double temperature = 0.5;
   const char* metric = "euclidean";
   int64_t stream = 0;
+  std::optional<int64_t> topk = std::nullopt;
 
   at::Tensor indices() const {
     const auto rng = at::tensor(std::vector<int64_t>{7, 3}, at::kLong);
-    return ops::sample_codes(x, codebook, rng, temperature, metric, stream);
+    return ops::sample_codes(x, codebook, rng, temperature, metric, stream, topk);
   }
 
   void expect_cpu_draws() const {
@@ -50,6 +53,42 @@ TEST(CudaSampleCodes, MetricsTemperaturesAndSizes) {
   }
 }
 
+TEST(CudaSampleCodes, SeveralCodesForEachToken) {
+  at::manual_seed(4);
+  for (const auto metric : {"euclidean", "cosine"}) {
+    // At the lowest temperature all chances but one are 0, so ties decide.
+    for (const double temperature : {0.0, 1e-320, 1e-3, 0.5, 10.0}) {
+      for (const int64_t size : {3, 32, 100}) {
+        for (const int64_t topk : {int64_t{1}, int64_t{3}, size}) {
+          Draw{at::randn({2, 20, 6}), at::randn({2, size, 6}), temperature, metric, 1, topk}
+              .expect_cpu_draws();
+        }
+      }
+    }
+  }
+}
+
+TEST(CudaSampleCodes, TheFirstOfSeveralCodesIsTheOneDrawnAlone) {
+  at::manual_seed(5);
+  Draw draw{at::randn({2, 30, 6}), at::randn({2, 40, 6})};
+  const auto alone = emulated({}, [&] { return draw.indices(); });
+  draw.topk = 40;
+  const auto all = emulated({}, [&] { return draw.indices(); });
+  expect_same(all.select(-1, 0), alone);
+  expect_same(std::get<0>(all.sort(-1)), at::arange(40, at::kLong).expand_as(all));
+}
+
+TEST(CudaSampleCodes, ManyHeadsOfOneToken) {
+  at::manual_seed(6);
+  for (const auto metric : {"euclidean", "cosine"}) {
+    for (const auto topk : {std::optional<int64_t>(), std::optional<int64_t>(3)}) {
+      Draw draw{at::randn({70, 1, 6}), at::randn({70, 33, 6}), 0.5, metric, 2, topk};
+      draw.x[7][0][2] = std::numeric_limits<float>::quiet_NaN();
+      draw.expect_cpu_draws();
+    }
+  }
+}
+
 TEST(CudaSampleCodes, TypesAndStreams) {
   at::manual_seed(2);
   const auto codebook = at::randn({1, 50, 4});
@@ -67,6 +106,10 @@ TEST(CudaSampleCodes, TiesNumbersThatAreNoneAndNoTokens) {
   draw.x[0][1][2] = std::numeric_limits<float>::quiet_NaN();
   draw.x[0][2][0] = std::numeric_limits<float>::infinity();
   draw.expect_cpu_draws();
+  draw.topk = 3;
+  draw.expect_cpu_draws();
+  const auto none = emulated({}, [&] { return draw.indices(); }).narrow(1, 1, 2);
+  expect_same(none, at::arange(3, at::kLong).expand_as(none));
   draw.x = at::zeros({1, 0, 3});
   draw.expect_cpu_draws();
 }
@@ -76,6 +119,13 @@ TEST(CudaSampleCodes, OneLaunchForABlockOfTokens) {
   const auto before = cuda_shim::launches();
   emulated({}, [&] { return draw.indices(); });
   EXPECT_EQ(cuda_shim::launches() - before, 2);
+}
+
+TEST(CudaSampleCodes, OneLaunchForManyHeadsOfOneToken) {
+  const Draw draw{at::randn({50, 1, 3}), at::randn({50, 7, 3}), 0.5, "euclidean", 0, 4};
+  const auto before = cuda_shim::launches();
+  emulated({}, [&] { return draw.indices(); });
+  EXPECT_EQ(cuda_shim::launches() - before, 1);
 }
 
 }  // namespace

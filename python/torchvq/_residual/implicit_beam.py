@@ -1,0 +1,113 @@
+"""Beam search through levels whose codes depend on the path: each path computes codes of its own."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchvq._base.ranks import noise_rng
+from torchvq._codebook.search import stored_codes
+from torchvq._residual.calls import sampling_temperature
+
+if TYPE_CHECKING:
+    from torchvq._residual.levels import StackRequest
+    from torchvq.residual_vq import ResidualVQ
+
+_ops = torch.ops.torchvq
+
+# Numbers in memory at once while the codes of a block of paths are computed: 32 MiB in float32.
+_BLOCK = 1 << 23
+
+
+class Paths(NamedTuple):
+    """Paths through the levels so far, w for each token; as the operator ``extend_paths`` takes and returns them."""
+
+    residual: Tensor  # (H, T, w, D)
+    decoded: Tensor  # (H, T, w, D), the sum of the codes
+    score: Tensor  # (H, T, w), float64
+    indices: Tensor  # (H, T, w, levels)
+
+
+def first_paths(inputs: Tensor) -> Paths:
+    """The path of no levels, for inputs (H, T, D)."""
+    residual = inputs.detach().unsqueeze(2)
+    score = residual.new_zeros(residual.shape[:3], dtype=torch.float64)
+    indices = residual.new_zeros((*residual.shape[:3], 0), dtype=torch.int64)
+    return Paths(residual, torch.zeros_like(residual), score, indices)
+
+
+def extend_implicit(
+    rvq: "ResidualVQ", index: int, paths: Paths, request: "StackRequest", beam: int
+) -> Paths:
+    """The ``beam`` best extensions by a level, whose codes are computed for a block of paths at a time."""
+    codebook = rvq.levels[index]._codebook
+    base = stored_codes(codebook, paths.residual.dtype).detach()[:, None, None]
+    width = paths.score.shape[2]
+    rows = max(1, _BLOCK // (base.numel() * width))
+    weights = rvq.beam_weights
+    blocks = zip(*(torch.split(tensor, rows, 1) for tensor in paths), strict=True)
+    found = []
+    with torch.no_grad():
+        for number, tensors in enumerate(blocks):
+            block = Paths(*tensors)
+            codes = base.expand(-1, block.score.shape[1], -1, -1, -1)
+            if index > 0:
+                codes = rvq.mlp(index).rows(base, block.decoded.unsqueeze(3))
+            candidates = _candidates(rvq, index, block, codes, request, beam, number)
+            if candidates is not None:
+                codes = torch.take_along_dim(codes, candidates.unsqueeze(-1), -2)
+            found.append(
+                _ops.extend_paths(
+                    *block,
+                    codes,
+                    beam,
+                    candidates=candidates,
+                    weight=None if weights is None else weights[index],
+                )
+            )
+    return Paths(*(torch.cat(parts, 1) for parts in zip(*found, strict=True)))
+
+
+def _candidates(
+    rvq: "ResidualVQ",
+    index: int,
+    paths: Paths,
+    codes: Tensor,
+    request: "StackRequest",
+    beam: int,
+    block: int,
+) -> Tensor | None:
+    """The codes (H, T, w, C) that each path draws, in training with sampling; None: all codes (H, T, w, K, D)."""
+    temperature = sampling_temperature(rvq, request.temperature)
+    if temperature == 0:
+        return None
+    # Each path is passed as a head with one token, because it has its own codes.
+    drawn: Tensor = _ops.sample_codes(
+        paths.residual.flatten(0, 2).unsqueeze(1),
+        codes.flatten(0, 2),
+        noise_rng(rvq._level_rng(index), request.ranks),
+        temperature=temperature,
+        metric="euclidean",
+        stream=block,
+        topk=min(beam, codes.shape[3]),
+    )
+    return drawn.view(*paths.score.shape, -1).sort(-1).values
+
+
+def best_implicit_paths(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> Tensor:
+    """The indices (H, T, levels) for inputs (H, T, D); those of levels that are not in use are arbitrary."""
+    depth = request.depth
+    paths = first_paths(inputs)
+    if isinstance(depth, int):
+        for index in range(depth):
+            last = index + 1 == depth
+            paths = extend_implicit(rvq, index, paths, request, 1 if last else request.beam)
+        return paths.indices.squeeze(2)
+    best = inputs.new_zeros((*inputs.shape[:2], rvq.num_quantizers), dtype=torch.int64)
+    for index in range(rvq.num_quantizers):
+        paths = extend_implicit(rvq, index, paths, request, request.beam)
+        first = paths.score.argmin(-1, keepdim=True).unsqueeze(-1)
+        own = torch.take_along_dim(paths.indices, first, 2).squeeze(2)
+        own = torch.nn.functional.pad(own, (0, rvq.num_quantizers - index - 1))
+        best = torch.where(depth == index + 1, own, best)
+    return best
