@@ -57,7 +57,8 @@ std::optional<at::Tensor> candidates_of(const ResidualVQImpl& rvq, int64_t level
                         drawing_rng(rvq, level, request), temperature, "euclidean", block,
                         std::min(beam, codes.size(3)));
   const auto sorted = std::get<0>(drawn.sort(-1));
-  return sorted.view({paths.score.size(0), paths.score.size(1), paths.score.size(2), -1});
+  return sorted.view(
+      {paths.score.size(0), paths.score.size(1), paths.score.size(2), sorted.size(2)});
 }
 
 /// The `beam` best extensions by a level of an implicit codebook, whose codes are computed for a

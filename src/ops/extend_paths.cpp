@@ -50,7 +50,7 @@ void check_extend_paths(const at::Tensor& residual, const at::Tensor& decoded,
                         int64_t beam, const std::optional<at::Tensor>& candidates,
                         std::optional<double> weight) {
   check_state(residual, decoded, score, indices);
-  check_dtype(kExtendPaths, "codes", codes, residual.scalar_type());
+  check_floating(kExtendPaths, "codes", codes);
   check_rank(kExtendPaths, "codes", codes, 5, "(H, T, w, C, D)");
   check_leading("codes", codes, residual, "residual", 3);
   check_size(kExtendPaths, "codes", codes, 4, residual.sym_size(3), "features of residual");

@@ -88,7 +88,11 @@ ROWS: dict[str, Row] = {
     "residual_vq_shared": _rvq(shared_codebook=True),
     "residual_vq_dropout": _rvq(**DROPOUT),
     "residual_vq_beam": _rvq(beam_size=3),
+    "residual_vq_sampled_beam": _rvq(beam_size=3, stochastic_sample_codes=True),
     "residual_vq_implicit": _rvq(implicit_neural_codebook=True),
+    "residual_vq_implicit_beam": _rvq(
+        beam_size=3, implicit_neural_codebook=True, stochastic_sample_codes=True
+    ),
     "grouped_residual_vq": Row("GroupedResidualVQ", dict(dim=DIM, codebook_size=CODES, **GROUPS)),
     "fsq": _fsq(),
     "fsq_bare": Row("FSQ", dict(levels=[5] * DIM)),

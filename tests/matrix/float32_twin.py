@@ -18,7 +18,7 @@ HALF = (torch.float16, torch.bfloat16)
 # Modules that users, or a policy, run in half precision: their output is replayed.
 BOUNDARIES = ("project_in", "encoder")
 # Rows whose codes come from a network, which runs in the module's dtype or autocast's.
-MADE_BY_NETWORK = ("residual_vq_implicit",)
+MADE_BY_NETWORK = ("residual_vq_implicit", "residual_vq_implicit_beam")
 
 
 class _Value(torch.autograd.Function):

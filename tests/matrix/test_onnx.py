@@ -19,6 +19,8 @@ import torchvq.onnx
 # Operators without a translation; the error names them.
 NO_ENCODE = {
     "residual_vq_beam": "residual_beam_search",
+    "residual_vq_sampled_beam": "residual_beam_search",
+    "residual_vq_implicit_beam": "extend_paths",
     "fsp": "scalar_perturb",
     "fsp_kurt": "scalar_perturb",
     "binary_mapper": "binary_sample",

@@ -258,7 +258,7 @@ def test_nothing_has_a_gradient(generator):
         (dict(indices=lambda t: t.int()), TypeError, "indices to be Long"),
         (dict(indices=lambda t: t[..., 0]), ValueError, "indices to have 4 dimensions"),
         (dict(indices=lambda t: t[:, :6]), ValueError, "indices to have size 7"),
-        (dict(codes=lambda t: t.double()), TypeError, "codes to be Float"),
+        (dict(codes=lambda t: t.long()), TypeError, "codes to be floating"),
         (dict(codes=lambda t: t[0]), ValueError, "codes to have 5 dimensions"),
         (dict(codes=lambda t: t[:1]), ValueError, "codes to have size 2"),
         (dict(codes=lambda t: t[:, :6]), ValueError, "codes to have size 7"),

@@ -29,8 +29,8 @@ struct ResidualPaths {
 ///              lexicographic order if candidates are in ascending order.
 ///
 /// @param paths       see ResidualPaths; residual and decoded are float32 or float64, w >= 1.
-/// @param codes       (H, T, w, C, D), the candidates of each path, in the dtype of the residual.
-///                    C >= 1.
+/// @param codes       (H, T, w, C, D), the candidates of each path, floating point; they are
+///                    converted to the dtype of the residual. C >= 1.
 /// @param beam        at least 1: the paths to keep, at most w * C.
 /// @param candidates  (H, T, w, C), int64: the candidates' indices. Default: 0 .. C - 1.
 /// @param weight      of the squared residual, finite and non-negative. Default: none; the score

@@ -43,9 +43,9 @@ def extend_implicit(
     codebook = rvq.levels[index]._codebook
     base = stored_codes(codebook, paths.residual.dtype).detach()[:, None, None]
     width = paths.score.shape[2]
-    rows = max(1, _BLOCK // (base.numel() * width))
+    step = max(1, _BLOCK // (base.numel() * width))
     weights = rvq.beam_weights
-    blocks = zip(*(torch.split(tensor, rows, 1) for tensor in paths), strict=True)
+    blocks = zip(*(torch.split(tensor, step, 1) for tensor in paths), strict=True)
     found = []
     with torch.no_grad():
         for number, tensors in enumerate(blocks):
@@ -55,7 +55,8 @@ def extend_implicit(
                 codes = rvq.mlp(index).rows(base, block.decoded.unsqueeze(3))
             candidates = _candidates(rvq, index, block, codes, request, beam, number)
             if candidates is not None:
-                codes = torch.take_along_dim(codes, candidates.unsqueeze(-1), -2)
+                rows = candidates.unsqueeze(-1).expand(-1, -1, -1, -1, codes.shape[-1])
+                codes = codes.gather(-2, rows)
             found.append(
                 _ops.extend_paths(
                     *block,
@@ -82,6 +83,7 @@ def _candidates(
     if temperature == 0:
         return None
     # Each path is passed as a head with one token, because it has its own codes.
+    count = min(beam, codes.shape[3])
     drawn: Tensor = _ops.sample_codes(
         paths.residual.flatten(0, 2).unsqueeze(1),
         codes.flatten(0, 2),
@@ -89,9 +91,9 @@ def _candidates(
         temperature=temperature,
         metric="euclidean",
         stream=block,
-        topk=min(beam, codes.shape[3]),
+        topk=count,
     )
-    return drawn.view(*paths.score.shape, -1).sort(-1).values
+    return drawn.view(*paths.score.shape, count).sort(-1).values
 
 
 def best_implicit_paths(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> Tensor:
@@ -107,7 +109,7 @@ def best_implicit_paths(rvq: "ResidualVQ", inputs: Tensor, request: "StackReques
     for index in range(rvq.num_quantizers):
         paths = extend_implicit(rvq, index, paths, request, request.beam)
         first = paths.score.argmin(-1, keepdim=True).unsqueeze(-1)
-        own = torch.take_along_dim(paths.indices, first, 2).squeeze(2)
+        own = paths.indices.gather(2, first.expand(-1, -1, -1, index + 1)).squeeze(2)
         own = torch.nn.functional.pad(own, (0, rvq.num_quantizers - index - 1))
         best = torch.where(depth == index + 1, own, best)
     return best

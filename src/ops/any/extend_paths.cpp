@@ -35,10 +35,11 @@ at::Tensor rows_at(const at::Tensor& values, const at::Tensor& places) {
 
 detail::PathTensors extend_paths(const at::Tensor& residual, const at::Tensor& decoded,
                                  const at::Tensor& score, const at::Tensor& indices,
-                                 const at::Tensor& codes, int64_t beam,
+                                 const at::Tensor& codes_, int64_t beam,
                                  const std::optional<at::Tensor>& candidates,
                                  std::optional<double> weight) {
-  detail::check_extend_paths(residual, decoded, score, indices, codes, beam, candidates, weight);
+  detail::check_extend_paths(residual, decoded, score, indices, codes_, beam, candidates, weight);
+  const auto codes = codes_.to(residual.scalar_type());
   const int64_t count = codes.size(3);
   const int64_t width = std::min(beam, codes.size(2) * count);
   const auto scores = extension_scores(residual, score, codes, weight).flatten(2);

@@ -9,6 +9,8 @@
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
+#include "detail/residual_arguments.h"
+
 namespace torchvq {
 namespace {
 
@@ -136,7 +138,7 @@ detail::PathTensors extend_paths(const at::Tensor& residual, const at::Tensor& d
   const auto own = candidates ? std::optional(candidates->contiguous()) : std::nullopt;
   const auto run = residual.scalar_type() == at::kDouble ? extend<double> : extend<float>;
   return run(residual.contiguous(), decoded.contiguous(), score.contiguous(), indices.contiguous(),
-             codes.contiguous(), beam, own, weight);
+             detail::contiguous_as(codes, residual.scalar_type()), beam, own, weight);
 }
 
 }  // namespace
