@@ -21,9 +21,7 @@ at::Tensor cross_entropy(const SearchedTokens& searched, const at::Tensor& targe
   if (codebook.dim() == 3) {
     return ops::commitment_cross_entropy(inputs, codebook, targets, options.metric(), mask);
   }
-  const auto rows = mask ? std::optional(mask->reshape({-1, 1})) : std::nullopt;
-  return ops::commitment_cross_entropy(one_token_heads(inputs), one_token_codebooks(codebook),
-                                       targets.reshape({-1, 1}), options.metric(), rows);
+  return token_cross_entropy(inputs, codebook, targets, options.metric(), mask);
 }
 
 /// Undefined if there is no such term.

@@ -91,14 +91,23 @@ std::tuple<at::Tensor, at::Tensor> codes_at(const at::Tensor& codes, const at::T
               : std::make_tuple(indices.squeeze(2), chosen.squeeze(2));
 }
 
+/// token_scores() with zeros in place of absent tokens (H, T) and their codes, whose numbers would
+/// spoil the gradient.
+at::Tensor present_scores(const at::Tensor& x, const at::Tensor& codebook,
+                          const std::string& metric, const at::Tensor& absent) {
+  if (detail::is_plain(absent) && !absent.any().item<bool>()) {
+    return token_scores(x, codebook, metric);
+  }
+  const auto rows = absent.unsqueeze(-1);
+  return token_scores(x.masked_fill(rows, 0), codebook.masked_fill(rows.unsqueeze(-1), 0), metric);
+}
+
 /// The probabilities (H, T, K) of each token's own codes: zeros for tokens that do not count.
 at::Tensor token_probabilities(const at::Tensor& x, const at::Tensor& codebook, double temperature,
                                const std::string& metric, const at::Tensor& counted) {
-  // Zeros also in place of their numbers, which would spoil the gradient.
-  const auto absent = counted.logical_not().unsqueeze(-1);
-  const auto scores =
-      token_scores(x.masked_fill(absent, 0), codebook.masked_fill(absent.unsqueeze(-1), 0), metric);
-  return scores.mul(temperature).softmax(-1).masked_fill(absent, 0);
+  const auto absent = counted.logical_not();
+  const auto scores = present_scores(x, codebook, metric, absent);
+  return scores.mul(temperature).softmax(-1).masked_fill(absent.unsqueeze(-1), 0);
 }
 
 /// sum_k P_k log(P_k) over the last axis: 0 for P_k = 0, and finite gradients.
@@ -150,6 +159,17 @@ at::Tensor token_scores(const at::Tensor& x, const at::Tensor& codebook,
     return codes.matmul(ops::unit_vectors(x).unsqueeze(-1)).squeeze(-1);
   }
   return x.unsqueeze(2).sub(codes).norm(2, -1).neg();
+}
+
+at::Tensor token_cross_entropy(const at::Tensor& x, const at::Tensor& codebook,
+                               const at::Tensor& targets, const std::string& metric,
+                               const std::optional<at::Tensor>& mask) {
+  auto counted = targets.ge(0);
+  if (mask) counted = counted.logical_and(*mask);
+  const auto absent = counted.logical_not();
+  const auto likelihood = present_scores(x, codebook, metric, absent).log_softmax(-1);
+  const auto wanted = likelihood.gather(-1, targets.clamp_min(0).unsqueeze(-1)).squeeze(-1);
+  return wanted.masked_fill(absent, 0).sum().neg().div(counted.sum().clamp_min(1));
 }
 
 at::Tensor token_diversity_totals(const at::Tensor& x, const at::Tensor& codebook,

@@ -38,6 +38,12 @@ inline at::Tensor one_token_heads(const at::Tensor& tokens) {
 }
 inline at::Tensor one_token_codebooks(const at::Tensor& codebook) { return codebook.flatten(0, 1); }
 
+/// ops::commitment_cross_entropy() for codes of each token, (H, T, K, D), and targets (H, T).
+/// Gradient by ordinary autograd; memory as much as the codes take.
+at::Tensor token_cross_entropy(const at::Tensor& x, const at::Tensor& codebook,
+                               const at::Tensor& targets, const std::string& metric,
+                               const std::optional<at::Tensor>& mask);
+
 /// ops::codebook_diversity_loss() and ops::codebook_diversity_totals() for codes of each token,
 /// (H, T, K, D): codes of the same index count as the same. Tokens that are not finite take no
 /// part. Gradient by ordinary autograd; memory as much as the codes take.

@@ -35,7 +35,8 @@ at::Tensor sample_codes(const at::Tensor& x, const at::Tensor& codebook, const a
   const auto key =
       detail::random_key(rng, static_cast<int64_t>(RandomPurpose::kCodeSampling), stream);
   return detail::choose_by_score(
-      x, codebook, metric, topk, [&](const at::Tensor& scores, int64_t position) {
+      x, codebook, metric, topk, detail::own_code_scores,
+      [&](const at::Tensor& scores, int64_t position) {
         const auto best = scores.amax(-1, /*keepdim=*/true);
         const auto positions = at::arange(position, position + scores.numel(), rng.options());
         const auto u = detail::uniform_from_bits(detail::random_bits(key, positions), 53);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <optional>
 
@@ -25,16 +26,30 @@ inline at::Tensor own_code_scores(const at::Tensor& x, const at::Tensor& codeboo
   return unit(codes).mul(unit(tokens)).sum(-1);
 }
 
+/// Whether all codes are finite, if that is known without waiting for the device.
+inline bool known_finite(const at::Tensor& codebook) {
+  return codebook.is_cpu() && std::isfinite(codebook.sum().item<double>());
+}
+
 /// choose(scores (n, K), position of the first score among all H * N * K) returns (n, k) indices;
 /// k is 1 without topk. Codes that are not finite have the score minus infinity.
-template <typename Choose>
+///
+/// @param own_scores  own_code_scores(), or a faster one.
+template <typename OwnScores, typename Choose>
 at::Tensor choose_by_score(const at::Tensor& x, const at::Tensor& codebook_, Metric metric,
-                           std::optional<int64_t> topk, const Choose& choose) {
+                           std::optional<int64_t> topk, const OwnScores& own_scores,
+                           const Choose& choose) {
   const int64_t heads = x.size(0), tokens = x.size(1), size = codebook_.size(1);
-  const auto excluded = codebook_.isfinite().all(-1).logical_not_();
-  const auto codebook = codebook_.masked_fill(excluded.unsqueeze(-1), 0);
-  const auto ranked = [&](const at::Tensor& scores, const at::Tensor& out) {
-    return scores.masked_fill(out, -std::numeric_limits<double>::infinity());
+  auto codebook = codebook_;
+  at::Tensor excluded;  // (H, K), undefined if all codes are finite
+  if (!known_finite(codebook)) {
+    excluded = codebook.isfinite().all(-1).logical_not_();
+    codebook = codebook.masked_fill(excluded.unsqueeze(-1), 0);
+  }
+  const auto ranked = [&](const at::Tensor& scores, int64_t head, int64_t rows) {
+    if (!excluded.defined()) return scores;
+    constexpr double kLast = -std::numeric_limits<double>::infinity();
+    return scores.masked_fill(excluded.narrow(0, head, rows), kLast);
   };
   const int64_t block = tokens_per_block(codebook);
   auto indices = at::empty({heads, tokens, topk.value_or(1)}, x.options().dtype(at::kLong));
@@ -44,10 +59,10 @@ at::Tensor choose_by_score(const at::Tensor& x, const at::Tensor& codebook_, Met
     for (int64_t from = 0; from < heads; from += own_block) {
       const int64_t rows = std::min(own_block, heads - from);
       const auto scores =
-          own_code_scores(x.narrow(0, from, rows), codebook.narrow(0, from, rows), metric);
+          own_scores(x.narrow(0, from, rows), codebook.narrow(0, from, rows), metric);
       indices.narrow(0, from, rows)
           .squeeze(1)
-          .copy_(choose(ranked(scores, excluded.narrow(0, from, rows)), from * size));
+          .copy_(choose(ranked(scores, from, rows), from * size));
     }
     return topk ? indices : indices.squeeze(-1);
   }
@@ -58,7 +73,7 @@ at::Tensor choose_by_score(const at::Tensor& x, const at::Tensor& codebook_, Met
       const auto part = scores.forward(x[h].narrow(0, from, rows));
       indices[h]
           .narrow(0, from, rows)
-          .copy_(choose(ranked(part.logits, excluded[h]), (h * tokens + from) * size));
+          .copy_(choose(ranked(part.logits, h, 1), (h * tokens + from) * size));
     }
   }
   return topk ? indices : indices.squeeze(-1);

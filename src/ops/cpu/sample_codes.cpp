@@ -10,6 +10,7 @@
 #include <torch/library.h>
 #include <torchvq/random_purpose.h>
 
+#include "kernels/cpu/nearest_code_exact.h"
 #include "kernels/cpu/sample_codes.h"
 #include "kernels/random.h"
 #include "ops/any/score_blocks.h"
@@ -102,6 +103,41 @@ void sample_token(const double* scores, int64_t size, uint64_t position, const D
   }
 }
 
+/// own_code_scores() by the search's kernel, in one pass over the codes.
+at::Tensor own_scores(const at::Tensor& x_, const at::Tensor& codebook, detail::Metric metric) {
+  if (metric != detail::Metric::kEuclidean || x_.scalar_type() != at::kFloat ||
+      codebook.scalar_type() != at::kFloat) {
+    return detail::own_code_scores(x_, codebook, metric);
+  }
+  const auto x = x_.contiguous(), codes = codebook.contiguous();
+  const int64_t rows = x.size(0), size = codes.size(1), dim = codes.size(2);
+  auto scores = at::empty({rows, size}, x.options().dtype(at::kDouble));
+  const auto kernel = kernels::nearest_code_exact(kernels::cpu_level());
+  const auto *token = x.const_data_ptr<float>(), *all = codes.const_data_ptr<float>();
+  auto* score = scores.mutable_data_ptr<double>();
+  at::parallel_for(0, rows, 1 + 65536 / (size * dim + 1), [&](int64_t begin, int64_t end) {
+    std::vector<const float*> own(static_cast<size_t>(size));
+    for (int64_t row = begin; row < end; ++row) {
+      const float* const values = token + row * dim;
+      double square = 0;
+      for (int64_t d = 0; d < dim; ++d) {
+        square += static_cast<double>(values[d]) * static_cast<double>(values[d]);
+      }
+      for (int64_t k = 0; k < size; ++k) {
+        own[static_cast<size_t>(k)] = all + (row * size + k) * dim;
+      }
+      double* const to = score + row * size;
+      kernel.pair_scores(values, dim, own.data(), size, /*cosine=*/false, to);
+      // NaN stays, rounding below 0 does not.
+      for (int64_t k = 0; k < size; ++k) {
+        const double distance = square + 2 * to[k];
+        to[k] = -std::sqrt(distance < 0 ? 0.0 : distance);
+      }
+    }
+  });
+  return scores;
+}
+
 at::Tensor sample_codes(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
                         double temperature, c10::string_view metric_name, int64_t stream,
                         std::optional<int64_t> topk) {
@@ -111,7 +147,7 @@ at::Tensor sample_codes(const at::Tensor& x, const at::Tensor& codebook, const a
   const Draw draw{temperature, read_key(rng, stream),
                   kernels::sample_codes_kernel(kernels::cpu_level())};
   return detail::choose_by_score(
-      x, codebook, metric, topk, [&](const at::Tensor& logits, int64_t position) {
+      x, codebook, metric, topk, own_scores, [&](const at::Tensor& logits, int64_t position) {
         const auto scores = logits.contiguous();
         const int64_t rows = scores.size(0), size = scores.size(1);
         const int64_t count = topk.value_or(1);

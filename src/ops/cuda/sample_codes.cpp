@@ -40,7 +40,7 @@ at::Tensor cuda_sample_codes(const at::Tensor& x, const at::Tensor& codebook,
                  kernels::TORCHVQ_CUDA_NAMESPACE::sample_codes(task, device.queue()));
     return indices;
   };
-  return detail::choose_by_score(x, codebook, metric, topk, draw);
+  return detail::choose_by_score(x, codebook, metric, topk, detail::own_code_scores, draw);
 }
 
 }  // namespace
