@@ -28,9 +28,9 @@ struct SearchedCodes {
 };
 
 SearchedCodes sampled_codes(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
-                            const QuantizeOptions& options) {
+                            double temperature, const QuantizeOptions& options) {
   const auto wide = codebook.to(detail::compute_dtype(x));
-  const auto indices = ops::sample_codes(x.detach(), wide.detach(), rng, *options.temperature(),
+  const auto indices = ops::sample_codes(x.detach(), wide.detach(), rng, temperature,
                                          options.metric(), /*stream=*/0, options.topk());
   if (!options.topk()) {
     return {indices, detail::mark_non_finite(ops::lookup_codes(wide, indices), x)};
@@ -41,27 +41,25 @@ SearchedCodes sampled_codes(const at::Tensor& x, const at::Tensor& codebook, con
 }
 
 SearchedCodes chosen_codes(const at::Tensor& x, const at::Tensor& codebook,
-                           const QuantizeOptions& options) {
+                           const at::Tensor& chosen, const QuantizeOptions& options) {
   TORCH_CHECK_VALUE(!options.topk(), "quantize: expected topk or chosen, but got both");
   const auto wide = codebook.to(detail::compute_dtype(x));
-  const auto codes = ops::lookup_codes(wide, *options.chosen());
-  return {*options.chosen(), detail::mark_non_finite(codes, x)};
+  return {chosen, detail::mark_non_finite(ops::lookup_codes(wide, chosen), x)};
 }
 
 SearchedCodes find_codes(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
                          const QuantizeOptions& options) {
-  if (options.chosen()) {
-    return chosen_codes(x, codebook, options);
-  }
-  const bool samples = options.temperature().value_or(0) > 0;
+  if (const auto& chosen = options.chosen()) return chosen_codes(x, codebook, *chosen, options);
+  const double temperature = options.temperature().value_or(0);
+  const bool samples = temperature > 0;
   if (codebook.dim() == 4) {
-    auto [indices, codes] = samples
-                                ? sampled_token_code(x, codebook, rng, *options.temperature(),
-                                                     options.metric(), options.topk())
-                                : nearest_token_code(x, codebook, options.metric(), options.topk());
+    auto [indices, codes] =
+        samples
+            ? sampled_token_code(x, codebook, rng, temperature, options.metric(), options.topk())
+            : nearest_token_code(x, codebook, options.metric(), options.topk());
     return {indices, codes};
   }
-  if (samples) return sampled_codes(x, codebook, rng, options);
+  if (samples) return sampled_codes(x, codebook, rng, temperature, options);
   const auto nearest = ops::nearest_code(
       x, codebook,
       ops::NearestCodeOptions().metric(options.metric()).topk(options.topk()).return_codes(true));

@@ -6,14 +6,15 @@
 #include <ATen/ops/take_along_dim.h>
 
 #include <torchvq/functional/quantize.h>
+#include <torchvq/functional/vector_quantize.h>
 #include <torchvq/ops/extend_paths.h>
 #include <torchvq/ops/residual_beam_search.h>
 #include <torchvq/ops/sample_codes.h>
 #include <torchvq/ops/sampled_beam_search.h>
 
-#include "detail/residual_paths.h"
 #include "functional/residual_walk.h"
 #include "modules/search.h"
+#include "ops/residual_paths.h"
 
 namespace torchvq::detail {
 

@@ -61,7 +61,7 @@ class TORCHVQ_API ResidualVQImpl : public torch::nn::Cloneable<ResidualVQImpl>,
   /// Quantizes x; in training also updates the codebooks.
   ///
   /// @param x        (B, N, dim), (B, dim), or as the layout options say; any floating dtype.
-  /// @param options  options of this call beyond the module's.
+  /// @param call     options of this call beyond the module's.
   ///
   /// Gradient     one estimator between latent and sum of codes, so the straight-through gain is 1
   ///              for any number of levels. The gradient of the losses to the encoder is divided by
@@ -75,7 +75,7 @@ class TORCHVQ_API ResidualVQImpl : public torch::nn::Cloneable<ResidualVQImpl>,
   ///              all levels, see docs/distributed.md. Evaluation never communicates.
   /// Throws       c10::ValueError for wrong shapes or conflicting arguments, c10::TypeError for
   ///              wrong dtypes, c10::IndexError for a target out of range.
-  ResidualVQOutput forward(const torch::Tensor& x, const ResidualVQForwardOptions& options = {});
+  ResidualVQOutput forward(const torch::Tensor& x, const ResidualVQForwardOptions& call = {});
   /// The codes of all levels: (K_n, D), with one codebook per head (H, K_n, D). For implicit
   /// codebooks these are the base codes.
   std::vector<torch::Tensor> codebooks();

@@ -72,7 +72,7 @@ class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantiz
   ///
   /// @param x        (B, N, dim), (B, dim), with channel_last(false) (B, dim, N), or a map as the
   ///                 options say.
-  /// @param options  options of this call beyond the module's.
+  /// @param call     options of this call beyond the module's.
   /// @return         see VectorQuantizeOutput. With topk(k): quantized (B, *, k, dim),
   ///                 channel-first (B, dim, *, k).
   ///
@@ -85,7 +85,7 @@ class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantiz
   /// Throws       c10::ValueError for wrong shapes or conflicting arguments, c10::TypeError for
   ///              wrong dtypes, c10::IndexError for a target out of range.
   VectorQuantizeOutput forward(const torch::Tensor& x,
-                               const VectorQuantizeForwardOptions& options = {});
+                               const VectorQuantizeForwardOptions& call = {});
 
   /// The codes that decoding uses: (K, D), or (H, K, D) with one codebook per head.
   torch::Tensor codebook();

@@ -8,7 +8,12 @@ from torch import Tensor
 from torchvq._base.ranks import noise_rng
 from torchvq._codebook.search import prepare, stored_codes
 from torchvq._residual.calls import sampling_temperature
-from torchvq._residual.implicit_beam import best_implicit_paths, extend_implicit, first_paths
+from torchvq._residual.implicit_beam import (
+    Paths,
+    best_implicit_paths,
+    extend_implicit,
+    first_paths,
+)
 
 if TYPE_CHECKING:
     from torchvq._residual.levels import StackRequest
@@ -55,14 +60,14 @@ def prepare_levels(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -
     changes = rvq.training and any(c.affine_param or not c.initialised for c in codebooks)
     count = request.depth if isinstance(request.depth, int) else rvq.num_quantizers
     residual = inputs.detach()
-    path = first_paths(inputs)
+    path: Paths | None = None
     for index, codebook in enumerate(codebooks[:count]):
         if index > 0 and rvq.shared_codebook:
             break
         mask = level_mask(rvq, request, index)[1]
         prepare(rvq.levels[index], residual, mask, request.frozen, request.ranks)
         if changes and rvq.implicit_neural_codebook:
-            path = extend_implicit(rvq, index, path, request, 1)
+            path = extend_implicit(rvq, index, path or first_paths(inputs), request, 1)
             residual = path.residual.squeeze(2)
         elif changes:
             codes = _ops.quantize(

@@ -82,8 +82,8 @@ def _candidates(
     temperature = sampling_temperature(rvq, request.temperature)
     if temperature == 0:
         return None
-    # Each path is passed as a head with one token, because it has its own codes.
     count = min(beam, codes.shape[3])
+    # Each path is passed as a head with one token, because it has its own codes.
     drawn: Tensor = _ops.sample_codes(
         paths.residual.flatten(0, 2).unsqueeze(1),
         codes.flatten(0, 2),

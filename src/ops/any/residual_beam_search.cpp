@@ -128,13 +128,13 @@ at::Tensor residual_beam_search(const at::Tensor& x, at::TensorList codebooks, i
 
 }  // namespace
 
-detail::BeamCodes::BeamCodes(const BeamProblem& problem, int64_t head, size_t n) {
+detail::BeamCodes::BeamCodes(const BeamProblem& problem, int64_t head, size_t n)
+    : adds(!problem.weights.empty()) {
   codes = problem.codebooks[n].select(0, head);
   columns = codes.t().contiguous();
   excluded = codes.isfinite().all(-1).logical_not_();
   finite = codes.to(at::kDouble).masked_fill(excluded.unsqueeze(-1), 0);
   squares = finite.square().sum(-1);
-  adds = !problem.weights.empty();
   if (adds) weight = problem.weights[n];
 }
 

@@ -9,8 +9,8 @@
 #include <torchvq/ops/lookup_codes.h>
 #include <torchvq/ops/sample_codes.h>
 
-#include "detail/residual_paths.h"
 #include "ops/residual_beam_search.h"
+#include "ops/residual_paths.h"
 
 namespace torchvq {
 namespace {
