@@ -5,6 +5,7 @@
 
 #include "detail/checks.h"
 #include "detail/op_handle.h"
+#include "detail/token_checks.h"
 #include "ops/capture.h"
 #include "ops/nearest_code.h"
 

@@ -97,7 +97,8 @@ def codes_to_search(
         )
     if shared > 1:
         # The heads that share a codebook count as items of the batch; here they follow the positions.
-        return codes.unflatten(1, (batch, shared)).transpose(2, 3).flatten(1, 3)
+        by_head = codes.reshape(1, batch, shared, positions, *codes.shape[3:])
+        return by_head.transpose(2, 3).flatten(1, 3)
     return codes.flatten(1, 2)
 
 

@@ -1,6 +1,6 @@
 """Beam search through the levels of a residual stack."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ def best_paths(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> Te
     levels = rvq.levels[: request.depth] if isinstance(request.depth, int) else rvq.levels
     codebooks = [stored_codes(level._codebook, inputs.dtype).detach() for level in levels]
     weights = rvq.beam_weights
-    options = dict(
+    options: dict[str, Any] = dict(
         mask=None if request.mask is None else rvq.layout.split_mask(request.mask),
         depth=None if isinstance(request.depth, int) else request.depth.reshape(1),
         weights=[] if weights is None else weights[: len(levels)],
