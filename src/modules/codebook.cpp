@@ -272,9 +272,11 @@ torch::Tensor CodebookImpl::raw_inputs(const torch::Tensor& x) const {
 }
 
 functional::CodebookState CodebookImpl::state() {
-  if (!replaced.defined()) begin_step();
-  replaced = replaced.to(embed.device());
-  functional::CodebookState state{embed, cluster_size, embed_avg, cooldown, replaced, rng};
+  const auto count =
+      (replaced.defined() ? replaced : at::zeros_like(cooldown.select(1, 0))).to(embed.device());
+  // Threads may evaluate one module at the same time; only training, which replaces codes, keeps it.
+  if (is_training()) replaced = count;
+  functional::CodebookState state{embed, cluster_size, embed_avg, cooldown, count, rng};
   if (keeps_statistics()) {
     state.kept = {kept_steps, kept_counts, kept_sums, kept_exponents, kept_candidates};
   }

@@ -261,7 +261,6 @@ TEST(ResidualVQTest, WrongOptionsAreNamed) {
   refuse(stack_options().quantize_dropout_multiple_of(0), "multiple_of to be at least 1");
   refuse(stack_options().quant_grad_frac(1.5), "quant_grad_frac to be in [0, 1], but got 1.5");
   refuse(stack_options().beam_size(0), "expected beam_size to be at least 1, but got 0");
-  refuse(stack_options().beam_size(2).implicit_neural_codebook(true), "beam_size to be 1 or none");
   refuse(stack_options().beam_score_quantizer_weights(std::vector<double>{1, -1, 1}),
          "beam_score_quantizer_weights to be 3 finite, non-negative numbers");
   refuse(with([](auto& o) { o.diveq(true).vq().use_cosine_sim(true); }), "use_cosine_sim");
