@@ -19,7 +19,7 @@ class SeenFlag {
   bool holds(const at::Tensor& flag, const Read& read) {
     // Writes to tensors created in inference mode are not counted.
     if (flag.is_inference()) return read(flag);
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     const auto version = flag._version();
     if (seen_ && version == version_ && flag.storage().is_alias_of(memory_)) return true;
     seen_ = read(flag);
