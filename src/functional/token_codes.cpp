@@ -4,7 +4,6 @@
 #include <limits>
 #include <vector>
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -17,39 +16,28 @@
 
 #include "detail/checks.h"
 #include "detail/readable.h"
-#include "kernels/cpu/nearest_code_exact.h"
+#include "detail/token_code_scores.h"
 
 namespace torchvq::functional {
 namespace {
-
-constexpr int64_t kProductsPerTask = int64_t{1} << 16;
 
 /// For codes in memory, by the kernel that decides nearest_code: one pass instead of copies.
 at::Tensor nearest_in_memory(const at::Tensor& x, const at::Tensor& codes, bool cosine) {
   const int64_t tokens = x.size(0) * x.size(1), size = codes.size(2), dim = codes.size(3);
   auto indices = at::empty({x.size(0), x.size(1), 1}, x.options().dtype(at::kLong));
-  const auto kernel = kernels::nearest_code_exact(kernels::cpu_level());
-  const auto *rows = x.const_data_ptr<float>(), *all = codes.const_data_ptr<float>();
-  auto* to = indices.mutable_data_ptr<int64_t>();
-  const int64_t grain = 1 + kProductsPerTask / (size * dim + 1);
-  at::parallel_for(0, tokens, grain, [&](int64_t begin, int64_t end) {
-    std::vector<const float*> own(static_cast<size_t>(size));
-    std::vector<double> scores(own.size());
-    for (int64_t row = begin; row < end; ++row) {
-      for (int64_t k = 0; k < size; ++k) {
-        own[static_cast<size_t>(k)] = all + (row * size + k) * dim;
-      }
-      kernel.pair_scores(rows + row * dim, dim, own.data(), size, cosine, scores.data());
-      size_t best = 0;
-      for (size_t k = 1; k < scores.size(); ++k) {
-        // NaN comes after everything else.
-        if (scores[k] < scores[best] || (std::isnan(scores[best]) && !std::isnan(scores[k]))) {
-          best = k;
+  auto* const to = indices.mutable_data_ptr<int64_t>();
+  detail::visit_token_code_scores(
+      x.const_data_ptr<float>(), codes.const_data_ptr<float>(), tokens, size, dim, cosine,
+      [&](int64_t token, const std::vector<double>& scores) {
+        size_t best = 0;
+        for (size_t k = 1; k < scores.size(); ++k) {
+          // NaN comes after everything else.
+          if (scores[k] < scores[best] || (std::isnan(scores[best]) && !std::isnan(scores[k]))) {
+            best = k;
+          }
         }
-      }
-      to[row] = static_cast<int64_t>(best);
-    }
-  });
+        to[token] = static_cast<int64_t>(best);
+      });
   return indices;
 }
 
@@ -95,7 +83,7 @@ std::tuple<at::Tensor, at::Tensor> codes_at(const at::Tensor& codes, const at::T
 /// spoil the gradient.
 at::Tensor present_scores(const at::Tensor& x, const at::Tensor& codebook,
                           const std::string& metric, const at::Tensor& absent) {
-  if (detail::is_plain(absent) && !absent.any().item<bool>()) {
+  if (detail::is_readable(absent) && !absent.any().item<bool>()) {
     return token_scores(x, codebook, metric);
   }
   const auto rows = absent.unsqueeze(-1);

@@ -59,6 +59,7 @@ void CodebookImpl::reset() {
   }
   cooldown =
       register_buffer("cooldown", at::zeros({num_codebooks(), options.codebook_size()}, at::kLong));
+  begin_step();
   rng = register_buffer("rng", detail::fresh_rng());
   if (keeps_statistics()) {
     register_kept(dim);
@@ -272,10 +273,10 @@ torch::Tensor CodebookImpl::raw_inputs(const torch::Tensor& x) const {
 }
 
 functional::CodebookState CodebookImpl::state() {
-  const auto count =
-      (replaced.defined() ? replaced : at::zeros_like(cooldown.select(1, 0))).to(embed.device());
-  // Threads may evaluate one module at the same time; only training, which replaces codes, keeps it.
-  if (is_training()) replaced = count;
+  // Threads may evaluate one module at the same time, so evaluation writes nothing.
+  if (is_training()) replaced = replaced.to(embed.device());
+  const bool moved = replaced.device() != embed.device();
+  const auto count = moved ? at::zeros_like(cooldown.select(1, 0)) : replaced;
   functional::CodebookState state{embed, cluster_size, embed_avg, cooldown, count, rng};
   if (keeps_statistics()) {
     state.kept = {kept_steps, kept_counts, kept_sums, kept_exponents, kept_candidates};
@@ -437,7 +438,7 @@ void CodebookImpl::state_loaded(const std::vector<std::string>& missing) {
     }
   }
   pending_.reset();
-  replaced.reset();
+  begin_step();
 }
 
 void CodebookImpl::restore_default(const std::string& name) {

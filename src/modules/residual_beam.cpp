@@ -101,21 +101,25 @@ std::vector<at::Tensor> search_paths(ResidualVQImpl& rvq, const at::Tensor& inpu
   if (rvq.options.implicit_neural_codebook()) {
     return best_implicit_paths(rvq, inputs.detach(), request).unbind(-1);
   }
-  std::vector<at::Tensor> codebooks, rngs;
+  std::vector<at::Tensor> codebooks;
   for (int64_t level = 0; level < request.depth; ++level) {
     codebooks.push_back(stored_codes(*rvq.levels[level], inputs.scalar_type()).detach());
-    rngs.push_back(drawing_rng(rvq, level, request));
   }
   const auto options = ops::ResidualBeamSearchOptions()
                            .mask(layout_of(rvq).split_mask(request.mask))
                            .weights(beam_weights_of(rvq, request.depth));
   const double temperature = sampling_temperature(rvq, request.temperature);
-  const auto& metric = rvq.levels[0]->codebook_state->metric();
-  const auto indices =
-      temperature == 0
-          ? ops::residual_beam_search(inputs.detach(), codebooks, request.beam, options)
-          : ops::sampled_beam_search(inputs.detach(), codebooks, rngs, request.beam, temperature,
-                                     metric, options);
+  at::Tensor indices;
+  if (temperature == 0) {
+    indices = ops::residual_beam_search(inputs.detach(), codebooks, request.beam, options);
+  } else {
+    std::vector<at::Tensor> rngs;
+    for (int64_t level = 0; level < request.depth; ++level) {
+      rngs.push_back(drawing_rng(rvq, level, request));
+    }
+    indices = ops::sampled_beam_search(inputs.detach(), codebooks, rngs, request.beam, temperature,
+                                       rvq.levels[0]->codebook_state->metric(), options);
+  }
   return indices.clamp_min(0).unbind(-1);
 }
 
@@ -129,12 +133,12 @@ void prepare_levels(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRe
   const auto mask = layout_of(rvq).split_mask(request.mask);
   const auto levels = std::min<int64_t>(request.depth, static_cast<int64_t>(codebooks.size()));
   auto residual = inputs.detach();
-  auto path = first_paths(residual);
+  std::optional<ops::ResidualPaths> path;
   for (int64_t index = 0; index < levels; ++index) {
     prepare(*rvq.levels[index], residual, mask, request.frozen, request.ranks);
     if (changes && rvq.options.implicit_neural_codebook()) {
-      path = extend_implicit(rvq, index, path, request, 1);
-      residual = path.residual.squeeze(2);
+      path = extend_implicit(rvq, index, path ? *path : first_paths(residual), request, 1);
+      residual = path->residual.squeeze(2);
     } else if (changes) {
       const auto nearest = functional::quantize(
           residual, codebooks[index]->codes(), codebooks[index]->rng, std::nullopt,

@@ -152,7 +152,7 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
   torch::Tensor kept_steps, kept_counts, kept_sums, kept_exponents,
       kept_candidates;     ///< with sync_every above 1, see functional/learn_codebooks.h
   torch::Tensor replaced;  ///< (H,), int64: codes that the last training forward replaced, for
-                           ///< stats(); undefined for none; not part of the state
+                           ///< stats(); zeros before one; not part of the state
 
  private:
   void register_embed(const torch::Tensor& initial);

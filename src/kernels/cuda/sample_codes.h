@@ -1,5 +1,5 @@
-// Draws one of K codes, or several different ones, by their scores on a CUDA device, by the formula of
-// kernels/cpu/sample_codes.h. The exponential is the device's own, so draws may differ from the
+// Draws one of K codes, or several different ones, by their scores on a CUDA device, by the formula
+// of kernels/cpu/sample_codes.h. The exponential is the device's own, so draws may differ from the
 // CPU's if two weights differ only in their last bits. Torch-free.
 #pragma once
 

@@ -10,7 +10,7 @@
 #include <torch/library.h>
 #include <torchvq/random_purpose.h>
 
-#include "kernels/cpu/nearest_code_exact.h"
+#include "detail/token_code_scores.h"
 #include "kernels/cpu/sample_codes.h"
 #include "kernels/random.h"
 #include "ops/any/score_blocks.h"
@@ -112,29 +112,22 @@ at::Tensor own_scores(const at::Tensor& x_, const at::Tensor& codebook, detail::
   const auto x = x_.contiguous(), codes = codebook.contiguous();
   const int64_t rows = x.size(0), size = codes.size(1), dim = codes.size(2);
   auto scores = at::empty({rows, size}, x.options().dtype(at::kDouble));
-  const auto kernel = kernels::nearest_code_exact(kernels::cpu_level());
-  const auto *token = x.const_data_ptr<float>(), *all = codes.const_data_ptr<float>();
-  auto* score = scores.mutable_data_ptr<double>();
-  at::parallel_for(0, rows, 1 + 65536 / (size * dim + 1), [&](int64_t begin, int64_t end) {
-    std::vector<const float*> own(static_cast<size_t>(size));
-    for (int64_t row = begin; row < end; ++row) {
-      const float* const values = token + row * dim;
-      double square = 0;
-      for (int64_t d = 0; d < dim; ++d) {
-        square += static_cast<double>(values[d]) * static_cast<double>(values[d]);
-      }
-      for (int64_t k = 0; k < size; ++k) {
-        own[static_cast<size_t>(k)] = all + (row * size + k) * dim;
-      }
-      double* const to = score + row * size;
-      kernel.pair_scores(values, dim, own.data(), size, /*cosine=*/false, to);
-      // NaN stays, rounding below 0 does not.
-      for (int64_t k = 0; k < size; ++k) {
-        const double distance = square + 2 * to[k];
-        to[k] = -std::sqrt(distance < 0 ? 0.0 : distance);
-      }
-    }
-  });
+  const auto* const token = x.const_data_ptr<float>();
+  auto* const to = scores.mutable_data_ptr<double>();
+  detail::visit_token_code_scores(
+      token, codes.const_data_ptr<float>(), rows, size, dim, /*cosine=*/false,
+      [&](int64_t row, const std::vector<double>& halves) {
+        double square = 0;
+        for (int64_t d = 0; d < dim; ++d) {
+          const auto value = static_cast<double>(token[row * dim + d]);
+          square += value * value;
+        }
+        for (int64_t k = 0; k < size; ++k) {
+          const double distance = square + 2 * halves[static_cast<size_t>(k)];
+          // NaN stays, rounding below 0 does not.
+          to[row * size + k] = -std::sqrt(distance < 0 ? 0.0 : distance);
+        }
+      });
   return scores;
 }
 
