@@ -135,6 +135,7 @@ set(TORCHVQ_SOURCES
   kmeans.cpp
   modules/binary_mapper.cpp
   modules/call_checks.cpp
+  modules/checked_load.cpp
   modules/codebook.cpp
   modules/copy_tensors.cpp
   modules/evo_lfq.cpp

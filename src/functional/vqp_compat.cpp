@@ -104,10 +104,6 @@ at::Tensor vqp_indices(const at::Tensor& indices, int64_t codebook_size) {
   return codebook_size <= most ? indices.to(at::kInt) : indices;
 }
 
-at::Tensor wide_indices(const at::Tensor& indices) {
-  return indices.scalar_type() == at::kInt ? indices.to(at::kLong) : indices;
-}
-
 }  // namespace torchvq::functional
 
 namespace {

@@ -12,6 +12,7 @@
 #include "detail/checks.h"
 #include "detail/precision.h"
 #include "detail/token_checks.h"
+#include "modules/indices.h"
 
 namespace torchvq {
 
@@ -75,7 +76,9 @@ torch::Tensor BinaryMapperImpl::log_prob(const torch::Tensor& logits,
                                          const std::optional<torch::Tensor>& one_hot,
                                          bool sum_bits) const {
   check_logits(logits);
-  return functional::binary_log_prob(logits, indices, one_hot, sum_bits);
+  const auto whole =
+      indices ? std::optional(detail::as_int64("BinaryMapper", *indices)) : std::nullopt;
+  return functional::binary_log_prob(logits, whole, one_hot, sum_bits);
 }
 
 void BinaryMapperImpl::check_logits(const torch::Tensor& logits) const {

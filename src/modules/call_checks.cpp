@@ -5,6 +5,7 @@
 #include <ATen/ops/aminmax.h>
 
 #include "detail/checks.h"
+#include "modules/indices.h"
 
 namespace torchvq::detail {
 
@@ -20,7 +21,7 @@ void check_temperature(const VectorQuantizeOptions& options, std::optional<doubl
 
 void check_targets(const at::Tensor& targets, const at::Tensor& x, const Layout& layout,
                    int64_t codebook_size) {
-  check_dtype(layout.owner.c_str(), "indices", targets, at::kLong);
+  check_defined(layout.owner.c_str(), "indices", targets);
   const auto shape = layout.indices_shape(x);
   TORCH_CHECK_VALUE(targets.sizes() == at::IntArrayRef(shape), layout.owner,
                     ": expected indices to be of shape ", at::IntArrayRef(shape),
@@ -30,9 +31,9 @@ void check_targets(const at::Tensor& targets, const at::Tensor& x, const Layout&
 
 void check_target_values(const at::Tensor& targets, int64_t codebook_size,
                          const std::string& owner) {
-  check_dtype(owner.c_str(), "indices", targets, at::kLong);
-  if (targets.numel() == 0 || !targets.is_cpu()) return;
-  const auto [lowest, highest] = at::aminmax(targets);
+  const auto whole = as_int64(owner, targets);
+  if (whole.numel() == 0 || !whole.is_cpu()) return;
+  const auto [lowest, highest] = at::aminmax(whole);
   const auto least = lowest.item<int64_t>(), most = highest.item<int64_t>();
   TORCH_CHECK_INDEX(least >= -1 && most < codebook_size, owner, ": expected indices to be in [-1, ",
                     codebook_size, "), but got ", least < -1 ? least : most);

@@ -394,24 +394,8 @@ void CodebookImpl::copy_state(const CodebookImpl& other,
   }
 }
 
-namespace {
-
-void check_stored(torch::serialize::InputArchive& archive,
-                  const torch::OrderedDict<std::string, torch::Tensor>::Item& own, bool is_buffer) {
-  torch::Tensor stored;
-  if (!archive.try_read(own.key(), stored, is_buffer) || !stored.defined()) return;
-  TORCH_CHECK_VALUE(stored.sizes() == own->sizes(), "VectorQuantize: expected ", own.key(),
-                    " of the archive to have shape ", own->sizes(), ", but got shape ",
-                    stored.sizes());
-}
-
-}  // namespace
-
 void CodebookImpl::load(torch::serialize::InputArchive& archive) {
-  // torch replaces tensors of any size: a codebook of another size would contradict the options.
-  for (const auto& item : named_buffers(/*recurse=*/false)) check_stored(archive, item, true);
-  for (const auto& item : named_parameters(/*recurse=*/false)) check_stored(archive, item, false);
-  torch::nn::Module::load(archive);
+  KeptBuffers<CodebookImpl>::load(archive);
   state_loaded();
 }
 

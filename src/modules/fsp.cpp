@@ -16,6 +16,8 @@
 #include <torchvq/ops/token_moment_loss.h>
 
 #include <torchvq/functional/shared_moments.h>
+#include "modules/copy_tensors.h"
+#include "modules/indices.h"
 #include "modules/layout.h"
 #include "modules/projection.h"
 #include "modules/ranks.h"
@@ -72,6 +74,13 @@ void FSPImpl::reset() {
 void FSPImpl::pretty_print(std::ostream& stream) const {
   stream << "torchvq::FSP(levels=" << at::IntArrayRef(options.levels())
          << ", act_name=" << options.act_name() << ", vector_norm=" << options.vector_norm() << ")";
+}
+
+std::shared_ptr<torch::nn::Module> FSPImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  auto copy = std::make_shared<FSPImpl>(options);
+  detail::copy_tensors(*this, *copy, device);
+  return copy;
 }
 
 distributed::SyncOptions FSPImpl::ranks() const {
@@ -156,8 +165,8 @@ FSPOutput FSPImpl::forward(const torch::Tensor& z, const FSPForwardOptions& call
 
 torch::Tensor FSPImpl::indices_to_codes(const torch::Tensor& indices, double eps) {
   const bool wide = project_out && project_out->weight.scalar_type() == at::kDouble;
-  auto codes = ops::scalar_centroids(F::wide_indices(indices), options.levels(), perturbation(eps),
-                                     wide ? at::kDouble : at::kFloat);
+  auto codes = ops::scalar_centroids(detail::as_int64("FSP", indices), options.levels(),
+                                     perturbation(eps), wide ? at::kDouble : at::kFloat);
   if (project_out) {
     // The output of masked tokens is 0; the bias of the projection would change it.
     codes = F::zero_absent(detail::apply_linear(project_out, codes), indices);
@@ -166,17 +175,17 @@ torch::Tensor FSPImpl::indices_to_codes(const torch::Tensor& indices, double eps
 }
 
 torch::Tensor FSPImpl::indices_to_act_value(const torch::Tensor& indices) const {
-  return ops::scalar_centroids(F::wide_indices(indices), options.levels(),
+  return ops::scalar_centroids(detail::as_int64("FSP", indices), options.levels(),
                                {options.act_name(), "act", 1e-6});
 }
 
 torch::Tensor FSPImpl::indices_to_level_indices(const torch::Tensor& indices) const {
-  return ops::scalar_level_indices(F::wide_indices(indices), options.levels());
+  return ops::scalar_level_indices(detail::as_int64("FSP", indices), options.levels());
 }
 
 torch::Tensor FSPImpl::level_indices_to_indices(const torch::Tensor& level_indices) const {
   return as_returned(options,
-                     ops::scalar_indices(F::wide_indices(level_indices), options.levels()));
+                     ops::scalar_indices(detail::as_int64("FSP", level_indices), options.levels()));
 }
 
 }  // namespace torchvq

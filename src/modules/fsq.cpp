@@ -17,6 +17,8 @@
 #include <torchvq/ops/scalar_quantize.h>
 
 #include "detail/checks.h"
+#include "modules/copy_tensors.h"
+#include "modules/indices.h"
 #include "modules/layout.h"
 #include "modules/projection.h"
 #include "modules/random_state.h"
@@ -126,6 +128,13 @@ void FSQImpl::pretty_print(std::ostream& stream) const {
          << ", num_codebooks=" << options.num_codebooks() << ")";
 }
 
+std::shared_ptr<torch::nn::Module> FSQImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  auto copy = std::make_shared<FSQImpl>(options, owns_rng_);
+  detail::copy_tensors(*this, *copy, device);
+  return copy;
+}
+
 // Forward -----------------------------------------------------------------------------------------
 
 ScalarOutput FSQImpl::forward(const torch::Tensor& z, const std::optional<torch::Tensor>& mask) {
@@ -186,7 +195,8 @@ torch::Tensor FSQImpl::codes_to_indices(const torch::Tensor& zhat) const {
 }
 
 torch::Tensor FSQImpl::indices_to_level_indices(const torch::Tensor& indices) const {
-  return as_returned(*this, ops::scalar_level_indices(F::wide_indices(indices), options.levels()));
+  return as_returned(*this,
+                     ops::scalar_level_indices(detail::as_int64("FSQ", indices), options.levels()));
 }
 
 torch::Tensor FSQImpl::indices_to_codes(const torch::Tensor& indices) {
@@ -210,8 +220,9 @@ torch::Tensor FSQImpl::decode_tokens(const torch::Tensor& indices,
   const bool wide = (scale && scale->scalar_type() == at::kDouble) ||
                     (project_out && project_out->weight.scalar_type() == at::kDouble) ||
                     (orthogonal_rot.defined() && orthogonal_rot.scalar_type() == at::kDouble);
-  return F::decode_scalars(F::wide_indices(indices), options.levels(), options.preserve_symmetry(),
-                           rotation_of(*this), scale, wide ? at::kDouble : at::kFloat);
+  return F::decode_scalars(detail::as_int64("FSQ", indices), options.levels(),
+                           options.preserve_symmetry(), rotation_of(*this), scale,
+                           wide ? at::kDouble : at::kFloat);
 }
 
 torch::Tensor FSQImpl::implicit_codebook() const {

@@ -19,7 +19,7 @@ Layout layout_of_groups(const Grouped& grouped, const char* owner) {
           .heads = 1,
           .separate = false,
           .channel_first = grouped.rvqs[0]->options.is_channel_first(),
-          .map_rank = grouped.options.accept_image_fmap() ? 4 : 0,
+          .map_rank = 0,
           .owner = owner};
 }
 

@@ -22,6 +22,7 @@
 #include "detail/checks.h"
 #include "modules/call_checks.h"
 #include "modules/copy_tensors.h"
+#include "modules/indices.h"
 #include "modules/layout.h"
 #include "modules/messages.h"
 #include "modules/ranks.h"
@@ -197,7 +198,7 @@ std::shared_ptr<torch::nn::Module> HierarchicalVQImpl::clone(
 }
 
 void HierarchicalVQImpl::load(torch::serialize::InputArchive& archive) {
-  torch::nn::Module::load(archive);
+  CheckedLoad<HierarchicalVQImpl>::load(archive);
   step_counts.clear();
   for (const auto& vq : vqs) vq.ptr()->step_counts.reset();
 }
@@ -218,35 +219,37 @@ void HierarchicalVQImpl::check_input(const torch::Tensor& x) const {
                     options.spatial_dims(), " axes of positions, but got shape ", x.sizes());
 }
 
-void HierarchicalVQImpl::check_indices(const std::vector<torch::Tensor>& indices,
-                                       int64_t batch) const {
+std::vector<torch::Tensor> HierarchicalVQImpl::checked_indices(
+    const std::vector<torch::Tensor>& indices, int64_t batch) const {
+  std::vector<torch::Tensor> whole;
   bool fits = static_cast<int64_t>(indices.size()) == num_levels();
   for (int64_t scale = 0; fits && scale < num_levels(); ++scale) {
-    detail::check_defined(kHierarchicalVQ, "indices", indices[scale]);
+    whole.push_back(detail::as_int64(kHierarchicalVQ, indices[scale]));
     fits = indices[scale].sizes() == at::IntArrayRef(with_batch(batch, resolved_.shapes[scale]));
   }
   TORCH_CHECK_VALUE(fits, "HierarchicalVQ: expected indices to be tensors of the shapes (", batch,
                     ", *shape) of ", num_levels(), " scales, but got ", indices.size(),
                     " tensors of other shapes");
+  return whole;
 }
 
-void HierarchicalVQImpl::check_arguments(const torch::Tensor& x,
-                                         const HierarchicalVQForwardOptions& call) const {
-  detail::check_temperature(get_vq(0).options, call.sample_codebook_temp(), kHierarchicalVQ);
-  if (!call.indices()) return;
-  const auto& targets = *call.indices();
-  check_indices(targets, x.size(0));
+std::vector<torch::Tensor> HierarchicalVQImpl::checked_targets(
+    const torch::Tensor& x, const HierarchicalVQForwardOptions& call) const {
+  if (!call.indices()) return {};
+  auto targets = checked_indices(*call.indices(), x.size(0));
   for (int64_t scale = 0; scale < num_levels(); ++scale) {
     detail::check_target_values(targets[scale], get_vq(scale).options.codebook_size(),
                                 kHierarchicalVQ);
   }
+  return targets;
 }
 
 HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
                                                  const HierarchicalVQForwardOptions& call) {
   check_input(x);
   const auto mask = scale_layout(options).token_mask(x, call.mask(), call.lens());
-  check_arguments(x, call);
+  detail::check_temperature(get_vq(0).options, call.sample_codebook_temp(), kHierarchicalVQ);
+  const auto targets = checked_targets(x, call);
   // Decoding may run outside autocast, so forward disables it for equal results.
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
   std::vector<Codebook> codebooks;
@@ -265,14 +268,13 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
   }
   if (is_training()) detail::begin_step(codebooks);
   const auto depth = scales_in_use(*this);
-  const auto done =
-      detail::walk_scales(*this, maps,
-                          {.mask = map_mask(options, x, mask),
-                           .targets = call.indices().value_or(std::vector<torch::Tensor>()),
-                           .temperature = call.sample_codebook_temp(),
-                           .frozen = frozen,
-                           .depth = depth,
-                           .ranks = ranks});
+  const auto done = detail::walk_scales(*this, maps,
+                                        {.mask = map_mask(options, x, mask),
+                                         .targets = targets,
+                                         .temperature = call.sample_codebook_temp(),
+                                         .frozen = frozen,
+                                         .depth = depth,
+                                         .ranks = ranks});
   HierarchicalVQOutput output{
       restore_map(options, done.output, x, mask), {}, done.loss, std::nullopt};
   if (depth < num_levels()) output.cutoff = depth - 1;
@@ -304,10 +306,11 @@ torch::Tensor HierarchicalVQImpl::decode_scale(int64_t scale, const torch::Tenso
 }
 
 torch::Tensor HierarchicalVQImpl::get_output_from_indices(
-    const std::vector<torch::Tensor>& indices,
-    const std::optional<std::vector<int64_t>>& full_shape, const OptionalTensor& mask) {
-  const auto batch = !indices.empty() && indices[0].dim() > 0 ? indices[0].size(0) : 0;
-  check_indices(indices, batch);
+    const std::vector<torch::Tensor>& given, const std::optional<std::vector<int64_t>>& full_shape,
+    const OptionalTensor& mask) {
+  const auto batch =
+      !given.empty() && given[0].defined() && given[0].dim() > 0 ? given[0].size(0) : 0;
+  const auto indices = checked_indices(given, batch);
   const auto full = full_shape.value_or(resolved_.shapes.back());
   TORCH_CHECK_VALUE(static_cast<int64_t>(full.size()) == options.spatial_dims(),
                     "HierarchicalVQ: expected full_shape to be ", options.spatial_dims(),

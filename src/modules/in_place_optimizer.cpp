@@ -1,5 +1,7 @@
 #include <torchvq/modules/in_place_optimizer.h>
 
+#include <algorithm>
+
 #include "modules/optimizer_state.h"
 
 namespace torchvq {
@@ -13,6 +15,15 @@ constexpr auto kArchiveKey = "in_place_codebook_optimizer";
 }  // namespace
 
 bool InPlaceOptimizer::has_in_place_optimizer() const { return in_place_optimizer_ != nullptr; }
+
+bool InPlaceOptimizer::learns_in_place() const {
+  if (in_place_optimizer_ == nullptr) return false;
+  const auto& groups = in_place_optimizer_->param_groups();
+  return std::any_of(groups.begin(), groups.end(), [](const auto& group) {
+    const auto& own = group.params();
+    return std::any_of(own.begin(), own.end(), [](const auto& one) { return one.requires_grad(); });
+  });
+}
 
 void InPlaceOptimizer::update_in_place_optimizer() {
   if (in_place_optimizer_) {

@@ -17,6 +17,7 @@
 #include "detail/checks.h"
 #include "modules/copy_tensors.h"
 #include "modules/in_place.h"
+#include "modules/indices.h"
 #include "modules/layout.h"
 #include "modules/projection.h"
 #include "modules/ranks.h"
@@ -112,7 +113,7 @@ void LatentQuantizeImpl::save(torch::serialize::OutputArchive& archive) const {
 
 void LatentQuantizeImpl::load(torch::serialize::InputArchive& archive) {
   const auto state = read_in_place_optimizer(archive);
-  torch::nn::Module::load(archive);
+  CheckedLoad<LatentQuantizeImpl>::load(archive);
   load_in_place_optimizer_state(state);
 }
 
@@ -154,15 +155,7 @@ std::vector<torch::Tensor> LatentQuantizeImpl::values_of_step(const torch::Tenso
   for (auto& one : own) {
     one = one.to(latents.device());
   }
-  if (options.vqp_compat()) {
-    for (auto& one : own) {
-      one = one.detach();
-    }
-  }
-  if (!in_place_optimizer_ || !is_training()) {
-    return own;
-  }
-  {
+  if (learns_in_place() && is_training()) {
     distributed::Ranks ranks;
     ranks.group_name = distributed::default_group();
     ranks.label = kLatentQuantize;
@@ -175,6 +168,8 @@ std::vector<torch::Tensor> LatentQuantizeImpl::values_of_step(const torch::Tenso
     detail::average_gradients(own, target.scalar_type() == at::kDouble ? rows : rows.to(at::kFloat),
                               mask ? OptionalTensor(mask->reshape({1, -1})) : std::nullopt, ranks);
     update_in_place_optimizer();
+  } else if (!options.vqp_compat()) {
+    return own;
   }
   for (auto& one : own) {
     one = one.detach();
@@ -241,12 +236,12 @@ torch::Tensor LatentQuantizeImpl::codes_to_indices(const torch::Tensor& zhat) co
 
 torch::Tensor LatentQuantizeImpl::indices_to_codes(const torch::Tensor& indices_,
                                                    bool with_projection) {
-  detail::check_defined(kLatentQuantize, "indices", indices_);
-  const auto indices = keeps_codebooks() ? indices_ : indices_.unsqueeze(-1);
+  const auto whole = detail::as_int64(kLatentQuantize, indices_);
+  const auto indices = keeps_codebooks() ? whole : whole.unsqueeze(-1);
   TORCH_CHECK_VALUE(indices.dim() >= 2 && indices.size(-1) == options.num_codebooks(),
                     kLatentQuantize, ": expected indices to have shape (B, *) and ",
                     options.num_codebooks(), " codebooks, but got shape ", indices_.sizes());
-  auto codes = F::latent_decode(F::wide_indices(indices), values()).flatten(-2);
+  auto codes = F::latent_decode(indices, values()).flatten(-2);
   if (with_projection && project_out) {
     // The output of masked tokens is 0; the bias of the projection would change it.
     codes = F::zero_absent(detail::apply_linear(project_out, codes), indices);

@@ -1,4 +1,5 @@
 #include "modules/layout.h"
+#include "modules/indices.h"
 
 #include <utility>
 
@@ -95,8 +96,7 @@ OptionalTensor Layout::split_mask(const OptionalTensor& mask) const {
 }
 
 at::Tensor Layout::split_indices(const at::Tensor& indices) const {
-  check_defined(owner.c_str(), "indices", indices);
-  return F::split_indices(indices, heads, separate);
+  return F::split_indices(as_int64(owner, indices), heads, separate);
 }
 
 at::Tensor Layout::merge_heads(const at::Tensor& values, int64_t batch, int64_t tokens) const {

@@ -21,6 +21,7 @@
 
 #include "detail/checks.h"
 #include "modules/copy_tensors.h"
+#include "modules/indices.h"
 #include "modules/layout.h"
 #include "modules/projection.h"
 #include "modules/random_state.h"
@@ -267,8 +268,8 @@ torch::Tensor LFQImpl::bits_to_codes(const torch::Tensor& bits) const {
 }
 
 torch::Tensor LFQImpl::indices_to_codes(const torch::Tensor& indices, bool with_projection) {
-  detail::check_defined("LFQ", "indices", indices);
-  const auto stacked = keeps_num_codebooks_dim() ? indices : indices.unsqueeze(-1);
+  const auto whole = detail::as_int64("LFQ", indices);
+  const auto stacked = keeps_num_codebooks_dim() ? whole : whole.unsqueeze(-1);
   TORCH_CHECK_VALUE(stacked.dim() >= 1 && stacked.size(-1) == options.num_codebooks(),
                     "LFQ: expected indices to have ", options.num_codebooks(),
                     " codebooks on the last axis, but got shape ", indices.sizes());

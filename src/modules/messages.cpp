@@ -30,7 +30,7 @@ std::string messages_of(const VectorQuantizeImpl& vq, const Sending& call) {
   if ((learns || call.begins) && options.affine_param() && options.sync_affine_param()) {
     sent.emplace_back("moments");
   }
-  if (learns && vq.has_in_place_optimizer()) sent.emplace_back("gradients");
+  if (learns && vq.learns_in_place()) sent.emplace_back("gradients");
   if (options.codebook_diversity_loss_weight() > 0 && !options.vqp_compat()) {
     sent.emplace_back("probabilities");
   }

@@ -98,7 +98,23 @@ std::shared_ptr<torch::nn::Module> ResidualFSQImpl::clone(
     const std::optional<torch::Device>& device) const {
   auto copy = std::make_shared<ResidualFSQImpl>(options);
   detail::copy_tensors(*this, *copy, device);
+  copy->scales_ = scales_;
   return copy;
+}
+
+void ResidualFSQImpl::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
+  KeptBuffers<ResidualFSQImpl>::to(device, dtype, non_blocking);
+  cast_scales(dtype);
+}
+
+void ResidualFSQImpl::to(torch::Dtype dtype, bool non_blocking) {
+  KeptBuffers<ResidualFSQImpl>::to(dtype, non_blocking);
+  cast_scales(dtype);
+}
+
+/// A module in float64 decodes in float64.
+void ResidualFSQImpl::cast_scales(torch::Dtype dtype) {
+  if (dtype == at::kFloat || dtype == at::kDouble) scales_ = scales_.to(dtype);
 }
 
 bool ResidualFSQImpl::keeps_codebook_axis() const { return levels[0]->keeps_num_codebooks_dim(); }
@@ -125,9 +141,7 @@ detail::StackFamily ResidualFSQImpl::family(const std::optional<torch::Tensor>& 
       return F::soft_clamp(inputs, soft_clamp_->to(inputs.device()));
     };
   }
-  // A module in float64 decodes in float64.
-  const bool wide = project_in && project_in->weight.scalar_type() == at::kDouble;
-  const auto scales = wide ? scales_.to(at::kDouble) : scales_;
+  const auto scales = scales_;
   own.choose = [this, noise_rng, scales](int64_t index, const at::Tensor& residual,
                                          const std::optional<at::Tensor>& /*mask*/) {
     const auto scale = scales[index].to(residual.device());

@@ -13,7 +13,7 @@ namespace F = functional;
 
 void step_shared_optimizer(ResidualVQImpl& rvq, const at::Tensor& inputs,
                            const StackRequest& request) {
-  if (!rvq.has_in_place_optimizer() || !rvq.is_training()) {
+  if (!rvq.learns_in_place() || !rvq.is_training()) {
     return;
   }
   auto& codebook = *rvq.levels[0]->codebook_state;
@@ -30,7 +30,8 @@ void step_shared_optimizer(ResidualVQImpl& rvq, const at::Tensor& inputs,
     }
   }
   average_gradients(codebook.learned_parameters(), residual, mask, request.ranks);
-  if (!rvq.options.vq().manual_in_place_optimizer_update()) {
+  // With vqp_compat the levels wait for a call, whatever the options of the stack say.
+  if (!rvq.levels[0]->options.manual_in_place_optimizer_update()) {
     rvq.update_in_place_optimizer();
   }
 }

@@ -1,4 +1,5 @@
 #include "modules/residual_stack.h"
+#include "modules/indices.h"
 
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/stack.h>
@@ -63,8 +64,9 @@ at::Tensor merge_stack_heads(const at::Tensor& values, int64_t heads) {
   return heads == 1 ? values : values.unflatten(1, {-1, heads}).flatten(2);
 }
 
-std::vector<at::Tensor> decode(const StackFamily& family, const at::Tensor& indices, bool fewer) {
-  check_defined(family.layout.owner.c_str(), "indices", indices);
+std::vector<at::Tensor> decode(const StackFamily& family, const at::Tensor& given_indices,
+                               bool fewer) {
+  const auto indices = as_int64(family.layout.owner, given_indices);
   const auto given = indices.dim() > 0 ? indices.size(-1) : 0;
   TORCH_CHECK_VALUE(given <= family.levels && given >= (fewer ? 1 : family.levels),
                     family.layout.owner, ": expected indices to be of ", family.levels,

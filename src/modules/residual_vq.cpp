@@ -12,6 +12,8 @@
 
 #include "detail/checks.h"
 #include "modules/copy_tensors.h"
+#include "modules/decoding.h"
+#include "modules/indices.h"
 #include "modules/projection.h"
 #include "modules/residual_engine.h"
 #include "modules/residual_levels.h"
@@ -130,7 +132,7 @@ void ResidualVQImpl::save(torch::serialize::OutputArchive& archive) const {
 
 void ResidualVQImpl::load(torch::serialize::InputArchive& archive) {
   const auto state = read_in_place_optimizer(archive);
-  torch::nn::Module::load(archive);
+  CheckedLoad<ResidualVQImpl>::load(archive);
   load_in_place_optimizer_state(state);
 }
 
@@ -170,13 +172,18 @@ std::vector<torch::Tensor> ResidualVQImpl::codebooks() {
   return codes;
 }
 
-std::vector<torch::Tensor> ResidualVQImpl::decode(const torch::Tensor& indices) {
+int64_t ResidualVQImpl::decoded_levels(const torch::Tensor& indices) const {
   detail::check_defined("ResidualVQ", "indices", indices);
   const auto count = indices.dim() > 0 ? indices.size(-1) : 0;
   TORCH_CHECK_VALUE(
       count <= num_quantizers() && count >= (options.quantize_dropout() ? 1 : num_quantizers()),
       "ResidualVQ: expected indices to have ", num_quantizers(),
       " levels on the last axis, or fewer with quantize_dropout, but got shape ", indices.sizes());
+  return count;
+}
+
+std::vector<torch::Tensor> ResidualVQImpl::decode_levels(const torch::Tensor& indices) {
+  const auto count = decoded_levels(indices);
   const auto layout = detail::layout_of(*this);
   std::vector<torch::Tensor> decoded;
   torch::Tensor total;
@@ -195,15 +202,31 @@ std::vector<torch::Tensor> ResidualVQImpl::decode(const torch::Tensor& indices) 
 }
 
 torch::Tensor ResidualVQImpl::get_codes_from_indices(const torch::Tensor& indices) {
-  return detail::stack_levels(decode(indices), num_quantizers(), 0);
+  return detail::stack_levels(decode_levels(indices), num_quantizers(), 0);
+}
+
+torch::Tensor ResidualVQImpl::decode_sum(const torch::Tensor& indices) {
+  if (options.implicit_neural_codebook()) {
+    const auto codes = decode_levels(indices);
+    auto total = widened(codes[0]);
+    for (size_t number = 1; number < codes.size(); ++number) {
+      total = total.add(codes[number]);
+    }
+    return total;
+  }
+  std::vector<torch::Tensor> codebooks, affine;
+  for (int64_t number = 0; number < decoded_levels(indices); ++number) {
+    const auto [codes, map] = detail::decoding_codes(*levels[number]->codebook_state);
+    codebooks.push_back(codes);
+    affine.insert(affine.end(), map.begin(), map.end());
+  }
+  const auto layout = detail::layout_of(*this);
+  return functional::decode_residual(detail::as_int64("ResidualVQ", indices), codebooks,
+                                     layout.heads, layout.separate, affine);
 }
 
 torch::Tensor ResidualVQImpl::get_output_from_indices(const torch::Tensor& indices) {
-  const auto codes = decode(indices);
-  auto output = widened(codes[0]);
-  for (size_t number = 1; number < codes.size(); ++number) {
-    output = output.add(codes[number]);
-  }
+  auto output = decode_sum(indices);
   if (project_out) {
     output = detail::apply_linear(project_out, output);
     // The output of masked tokens is 0; the bias of the projection would change it.

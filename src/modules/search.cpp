@@ -81,9 +81,12 @@ at::Tensor codes_to_search(VectorQuantizeImpl& vq, const Request& request, const
 CodesOfStep codes_of_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
                           const at::Tensor& tokens, const OptionalTensor& mask,
                           const Request& request) {
-  const auto codebook = codes_to_search(vq, request, tokens, projected.scalar_type());
-  if (!vq.is_training() || !vq.has_in_place_optimizer() || request.frozen) return {codebook, {}};
-  const auto in_place = in_place_step(vq, projected, codebook, mask, request.ranks);
+  at::Tensor in_place;
+  if (vq.is_training() && vq.learns_in_place() && !request.frozen) {
+    const at::AutoGradMode enable_grad(true);
+    const auto codebook = codes_to_search(vq, request, tokens, projected.scalar_type());
+    in_place = in_place_step(vq, projected, codebook, mask, request.ranks);
+  }
   return {codes_to_search(vq, request, tokens, projected.scalar_type()), in_place};
 }
 

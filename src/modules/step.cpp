@@ -40,7 +40,7 @@ CodesOfStep prepared_codes(VectorQuantizeImpl& vq, const at::Tensor& x, const Re
                            const F::TokenLayout& layout) {
   const auto& codebook = *vq.codebook_state;
   const bool looks = !codebook.initialised() || vq.options.affine_param() || request.transform ||
-                     vq.has_in_place_optimizer();
+                     vq.learns_in_place();
   // Usually nothing needs the tokens before the search, which splits them itself.
   if (!looks) return {stored_codes(vq, x.scalar_type()), {}};
   const auto split = F::split_tokens(x, request.mask, layout);

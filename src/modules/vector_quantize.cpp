@@ -18,6 +18,7 @@
 #include "modules/copy_tensors.h"
 #include "modules/decoding.h"
 #include "modules/in_place.h"
+#include "modules/indices.h"
 #include "modules/layout.h"
 #include "modules/messages.h"
 #include "modules/projection.h"
@@ -118,7 +119,7 @@ void VectorQuantizeImpl::save(torch::serialize::OutputArchive& archive) const {
 
 void VectorQuantizeImpl::load(torch::serialize::InputArchive& archive) {
   const auto state = read_in_place_optimizer(archive);
-  torch::nn::Module::load(archive);
+  CheckedLoad<VectorQuantizeImpl>::load(archive);
   load_in_place_optimizer_state(state);
   step_counts.reset();
 }
@@ -241,9 +242,9 @@ void VectorQuantizeImpl::set_codebook(const torch::Tensor& codes) {
 }
 
 torch::Tensor VectorQuantizeImpl::decode(const torch::Tensor& indices) {
-  detail::check_defined(kVectorQuantize, "indices", indices);
+  const auto whole = detail::as_int64(kVectorQuantize, indices);
   const auto [codes, affine] = detail::decoding_codes(*codebook_state);
-  return functional::decode_indices(codes, indices, options.heads(),
+  return functional::decode_indices(codes, whole, options.heads(),
                                     options.separate_codebook_per_head(), affine);
 }
 

@@ -69,9 +69,7 @@ TORCHVQ_API std::pair<at::Tensor, at::Tensor> vqp_kmeans(const at::Tensor& x, in
                                                          int64_t iterations,
                                                          const std::string& metric);
 
-/// Indices as int32 if the codebook size allows it, otherwise unchanged. wide_indices() is the
-/// inverse.
+/// Indices as int32 if the codebook size allows it, otherwise unchanged.
 TORCHVQ_API at::Tensor vqp_indices(const at::Tensor& indices, int64_t codebook_size);
-TORCHVQ_API at::Tensor wide_indices(const at::Tensor& indices);
 
 }  // namespace torchvq::functional

@@ -52,7 +52,7 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
 
   /// Prepares the search: k-means on the first training tokens x (H, T, D), and the statistics of
   /// the affine map. With `training` false nothing changes; codes that k-means has not set yet are
-  /// used unchanged, with one warning.
+  /// used unchanged, with one warning by TORCH_WARN.
   void prepare(const torch::Tensor& x, const std::optional<torch::Tensor>& mask, bool training,
                const distributed::Ranks& ranks = {});
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include <torch/nn/modules/common.h>
@@ -33,7 +34,8 @@ struct FSPOutput {
 ///
 /// Formula  see ops/scalar_perturb.h and ops/token_moments.h
 /// Paper    Zhai et al. 2026, VP-VAE, arXiv:2602.17133
-/// Parity   vector-quantize-pytorch, class FSP; the same options, state names, numbers
+/// Parity   vector-quantize-pytorch, class FSP; the same options and state
+///          names; docs/migrating.md lists where the numbers differ
 ///
 /// Example:
 /// ```
@@ -45,6 +47,8 @@ class TORCHVQ_API FSPImpl : public KeptBuffers<FSPImpl>, public NoisyModule {
   explicit FSPImpl(FSPOptions options);
 
   void reset() override;
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
   void pretty_print(std::ostream& stream) const override;
 
   /// @param z     (B, *, dim), or with channel_first (B, dim, *).

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -26,7 +27,8 @@ struct ScalarOutput {
 ///
 /// Formula  see ops/scalar_quantize.h
 /// Paper    Mentzer et al. 2023, arXiv:2309.15505
-/// Parity   vector-quantize-pytorch, class FSQ; the same options, state names, numbers
+/// Parity   vector-quantize-pytorch, class FSQ; the same options and state
+///          names; docs/migrating.md lists where the numbers differ
 ///
 /// Example:
 /// ```
@@ -39,6 +41,8 @@ class TORCHVQ_API FSQImpl : public KeptBuffers<FSQImpl> {
   explicit FSQImpl(FSQOptions options, bool owns_rng = true);
 
   void reset() override;
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
   void pretty_print(std::ostream& stream) const override;
 
   /// Quantizes z.
@@ -78,7 +82,8 @@ class TORCHVQ_API FSQImpl : public KeptBuffers<FSQImpl> {
   /// The codes (*, D) of z (*, D), evenly spaced in [-1, 1], for any options.
   torch::Tensor symmetry_preserving_bound(const torch::Tensor& z, bool hard_clamp = false) const;
 
-  /// Indices (*) of codes (*, D), which lie in [-1, 1]; others count as the nearest.
+  /// Indices (*) of codes (*, D) before the rotation, if any; they lie in [-1, 1], others count as
+  /// the nearest.
   torch::Tensor codes_to_indices(const torch::Tensor& zhat) const;
   /// The level of each feature (*, D), int64, from 0, for indices (*).
   torch::Tensor indices_to_level_indices(const torch::Tensor& indices) const;

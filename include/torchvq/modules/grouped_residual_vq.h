@@ -3,10 +3,10 @@
 
 #include <vector>
 
-#include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
 #include <torchvq/export.h>
+#include <torchvq/modules/checked_load.h>
 #include <torchvq/modules/residual_vq.h>
 
 namespace torchvq {
@@ -22,7 +22,7 @@ namespace torchvq {
 /// options.rvq().num_quantizers(8).codebook_size(1024);
 /// torchvq::GroupedResidualVQ quantizer(options);
 /// ```
-class TORCHVQ_API GroupedResidualVQImpl : public torch::nn::Cloneable<GroupedResidualVQImpl> {
+class TORCHVQ_API GroupedResidualVQImpl : public CheckedLoad<GroupedResidualVQImpl> {
  public:
   explicit GroupedResidualVQImpl(GroupedResidualVQOptions options);
 

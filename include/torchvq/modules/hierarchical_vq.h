@@ -6,18 +6,18 @@
 #include <optional>
 #include <vector>
 
-#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
 #include <torch/nn/pimpl.h>
 
 #include <torchvq/export.h>
+#include <torchvq/modules/checked_load.h>
 #include <torchvq/modules/vector_quantize.h>
 #include <torchvq/options/hierarchical_vq.h>
 
 namespace torchvq {
 
 /// The convolution of a scale's map: weight (D, D, 3, ...) and bias (D,), initialised as in torch.
-class TORCHVQ_API ScaleConvolutionImpl : public torch::nn::Cloneable<ScaleConvolutionImpl> {
+class TORCHVQ_API ScaleConvolutionImpl : public CheckedLoad<ScaleConvolutionImpl> {
  public:
   /// @param dim   features.
   /// @param axes  number of position axes, 1 to 3.
@@ -34,7 +34,7 @@ class TORCHVQ_API ScaleConvolutionImpl : public torch::nn::Cloneable<ScaleConvol
 TORCH_MODULE(ScaleConvolution);
 
 /// Computes the map of a scale from its tokens; see functional::spread_scale.
-class TORCHVQ_API ScalePhiImpl : public torch::nn::Cloneable<ScalePhiImpl> {
+class TORCHVQ_API ScalePhiImpl : public CheckedLoad<ScalePhiImpl> {
  public:
   ScalePhiImpl(int64_t dim, int64_t axes, double ratio);
 
@@ -67,7 +67,8 @@ struct HierarchicalVQOutput {
 /// Formula  r_0 = x; q_n = nearest codes of the averages of r_n over the cells of scale n;
 ///          m_n = phi_n(q_n, interpolated); r_{n+1} = r_n - m_n; output = m_0 + m_1 + ...
 /// Paper    Tian et al. 2024, VAR, arXiv:2404.02905
-/// Parity   vector-quantize-pytorch, class HierarchicalVQ; the same options, state names, numbers
+/// Parity   vector-quantize-pytorch, class HierarchicalVQ; the same options and state
+///          names; docs/migrating.md lists where the numbers differ
 /// State    state_dict.h, or torch::save and torch::load
 ///
 /// Example:
@@ -76,7 +77,7 @@ struct HierarchicalVQOutput {
 ///     torchvq::HierarchicalVQOptions(32, 4096, {1, 2, 4, 8, 16}).accept_image_fmap(true));
 /// auto output = quantizer(torch::randn({2, 32, 16, 16}));
 /// ```
-class TORCHVQ_API HierarchicalVQImpl : public torch::nn::Cloneable<HierarchicalVQImpl> {
+class TORCHVQ_API HierarchicalVQImpl : public CheckedLoad<HierarchicalVQImpl> {
  public:
   explicit HierarchicalVQImpl(HierarchicalVQOptions options);
 
@@ -142,8 +143,12 @@ class TORCHVQ_API HierarchicalVQImpl : public torch::nn::Cloneable<HierarchicalV
 
  private:
   void check_input(const torch::Tensor& x) const;
-  void check_indices(const std::vector<torch::Tensor>& indices, int64_t batch) const;
-  void check_arguments(const torch::Tensor& x, const HierarchicalVQForwardOptions& call) const;
+  /// Indices of every scale as int64, of the shapes of a batch.
+  std::vector<torch::Tensor> checked_indices(const std::vector<torch::Tensor>& indices,
+                                             int64_t batch) const;
+  /// Those of the call, if any, within the codebooks.
+  std::vector<torch::Tensor> checked_targets(const torch::Tensor& x,
+                                             const HierarchicalVQForwardOptions& call) const;
   torch::Tensor decode_scale(int64_t scale, const torch::Tensor& indices, at::IntArrayRef full);
 
   ResolvedHierarchicalVQOptions resolved_;

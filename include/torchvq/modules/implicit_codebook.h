@@ -6,11 +6,11 @@
 #include <optional>
 #include <vector>
 
-#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
 #include <torchvq/export.h>
+#include <torchvq/modules/checked_load.h>
 #include <torchvq/options/residual_vq.h>
 
 namespace torchvq {
@@ -21,7 +21,7 @@ namespace torchvq {
 /// Formula  h = proj_in([condition, code]), then h = h + W2 silu(W1 h) for each of `depth` layers
 /// State    the names of Python's `mlps.N`: "proj_in.weight", "layers.0.0.weight",
 ///          "layers.0.2.weight"
-class TORCHVQ_API ImplicitCodebookImpl : public torch::nn::Cloneable<ImplicitCodebookImpl> {
+class TORCHVQ_API ImplicitCodebookImpl : public CheckedLoad<ImplicitCodebookImpl> {
  public:
   /// @param dim  features of a code.
   explicit ImplicitCodebookImpl(int64_t dim, ImplicitCodebookOptions options = {});

@@ -20,6 +20,8 @@ class TORCHVQ_API InPlaceOptimizer {
   virtual ~InPlaceOptimizer() = default;
 
   bool has_in_place_optimizer() const;
+  /// Whether training steps it: not if all its parameters are frozen.
+  bool learns_in_place() const;
   /// Steps the optimizer, then clears its gradients; does nothing without an optimizer.
   virtual void update_in_place_optimizer();
   /// The state of the optimizer, such as "0.exp_avg"; state_dict() includes it.

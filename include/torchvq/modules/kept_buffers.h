@@ -4,9 +4,10 @@
 
 #include <functional>
 
-#include <torch/nn/cloneable.h>
+#include <torch/nn/module.h>
 
 #include <torchvq/export.h>
+#include <torchvq/modules/checked_load.h>
 
 namespace torchvq {
 
@@ -20,7 +21,7 @@ TORCHVQ_API void cast_keeping_buffers(torch::nn::Module& module, const std::func
 
 /// A module whose buffers keep their dtype in this way.
 template <typename Derived>
-class KeptBuffers : public torch::nn::Cloneable<Derived> {
+class KeptBuffers : public CheckedLoad<Derived> {
  public:
   using torch::nn::Module::to;
 

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/parameterlist.h>
@@ -15,6 +14,7 @@
 
 #include <torchvq/distributed/sync.h>
 #include <torchvq/export.h>
+#include <torchvq/modules/checked_load.h>
 #include <torchvq/modules/in_place_optimizer.h>
 #include <torchvq/options/latent_quantize.h>
 
@@ -40,7 +40,7 @@ struct LatentQuantizeOutput {
 /// torchvq::LatentQuantize quantizer(torchvq::LatentQuantizeOptions({5, 5, 8}, 16));
 /// auto output = quantizer(torch::randn({1, 16, 32, 32}));
 /// ```
-class TORCHVQ_API LatentQuantizeImpl : public torch::nn::Cloneable<LatentQuantizeImpl>,
+class TORCHVQ_API LatentQuantizeImpl : public CheckedLoad<LatentQuantizeImpl>,
                                        public InPlaceOptimizer {
  public:
   explicit LatentQuantizeImpl(LatentQuantizeOptions options);

@@ -12,13 +12,14 @@
 
 #include <torchvq/export.h>
 #include <torchvq/functional/lookup_free_quantize.h>
+#include <torchvq/modules/checked_load.h>
 #include <torchvq/modules/kept_buffers.h>
 #include <torchvq/options/lfq.h>
 
 namespace torchvq {
 
 /// A projection to scaled cosines: scale * <x, w_j> / (|x| |w_j|) for the columns w_j of `weight`.
-class TORCHVQ_API CosineSimLinearImpl : public torch::nn::Cloneable<CosineSimLinearImpl> {
+class TORCHVQ_API CosineSimLinearImpl : public CheckedLoad<CosineSimLinearImpl> {
  public:
   CosineSimLinearImpl(int64_t dim_in, int64_t dim_out, double scale = 1.0);
 
@@ -52,7 +53,8 @@ struct LookupFreeOutput {
 ///
 /// Formula  ops/sign_quantize.h; loss: ops/sign_entropy.h, functional/lookup_free.h
 /// Paper    Yu et al. 2023, arXiv:2310.05737; spherical: Zhao et al. 2024, arXiv:2406.07548
-/// Parity   vector-quantize-pytorch, class LFQ; the same options, state names, numbers
+/// Parity   vector-quantize-pytorch, class LFQ; the same options and state
+///          names; docs/migrating.md lists where the numbers differ
 ///
 /// Example:
 /// ```

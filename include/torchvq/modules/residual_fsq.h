@@ -11,6 +11,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <torchvq/export.h>
+#include <torchvq/modules/checked_load.h>
 #include <torchvq/modules/fsq.h>
 #include <torchvq/modules/kept_buffers.h>
 #include <torchvq/options/residual_fsq.h>
@@ -36,18 +37,23 @@ struct ResidualFSQOutput {
 /// Formula  r_0 = softclamp(project_in(x)); q_n = s_n Q(r_n / s_n), s_n = levels^-n;
 ///          r_{n+1} = r_n - q_n; output = project_out(q_0 + q_1 + ...)
 /// Paper    Zeghidour et al. 2021, arXiv:2107.03312; Mentzer et al. 2023, arXiv:2309.15505
-/// Parity   vector-quantize-pytorch, class ResidualFSQ; the same options, state names, numbers
+/// Parity   vector-quantize-pytorch, class ResidualFSQ; the same options and state
+///          names; docs/migrating.md lists where the numbers differ
 ///
 /// Example:
 /// ```
-/// torchvq::ResidualFSQ quantizer(torchvq::ResidualFSQOptions({8, 5, 5, 3}, 8).dim(256));
+/// torchvq::ResidualFSQ quantizer(torchvq::ResidualFSQOptions({8, 5, 5, 3}, 6).dim(256));
 /// auto output = quantizer(torch::randn({1, 1024, 256}));
 /// ```
 class TORCHVQ_API ResidualFSQImpl : public KeptBuffers<ResidualFSQImpl> {
  public:
+  using KeptBuffers<ResidualFSQImpl>::to;
+
   explicit ResidualFSQImpl(ResidualFSQOptions options);
 
   void reset() override;
+  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Dtype dtype, bool non_blocking = false) override;
   void pretty_print(std::ostream& stream) const override;
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
@@ -91,8 +97,9 @@ class TORCHVQ_API ResidualFSQImpl : public KeptBuffers<ResidualFSQImpl> {
   detail::StackFamily family(const std::optional<torch::Tensor>& noise_rng) const;
   bool drops() const { return options.quantize_dropout() && options.num_quantizers() > 1; }
   bool keeps_codebook_axis() const;
+  void cast_scales(torch::Dtype dtype);
 
-  torch::Tensor scales_;                     // (Q, D)
+  torch::Tensor scales_;                     // (Q, D), never in half precision
   std::optional<torch::Tensor> soft_clamp_;  // (D,) or (1,)
 };
 
@@ -102,7 +109,7 @@ TORCH_MODULE(ResidualFSQ);
 ///
 /// Paper    Yang et al. 2023, HiFi-Codec, arXiv:2305.02765
 /// Parity   vector-quantize-pytorch, class GroupedResidualFSQ
-class TORCHVQ_API GroupedResidualFSQImpl : public torch::nn::Cloneable<GroupedResidualFSQImpl> {
+class TORCHVQ_API GroupedResidualFSQImpl : public CheckedLoad<GroupedResidualFSQImpl> {
  public:
   explicit GroupedResidualFSQImpl(GroupedResidualFSQOptions options);
 

@@ -11,6 +11,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <torchvq/export.h>
+#include <torchvq/modules/checked_load.h>
 #include <torchvq/modules/kept_buffers.h>
 #include <torchvq/modules/lfq.h>
 #include <torchvq/options/residual_lfq.h>
@@ -37,7 +38,8 @@ struct ResidualLFQOutput {
 /// Formula  r_0 = project_in(x); q_n = 2^-n sign(r_n); r_{n+1} = r_n - q_n;
 ///          output = project_out(q_0 + q_1 + ...)
 /// Paper    Zeghidour et al. 2021, arXiv:2107.03312; Yu et al. 2023, arXiv:2310.05737
-/// Parity   vector-quantize-pytorch, class ResidualLFQ; the same options, state names, numbers
+/// Parity   vector-quantize-pytorch, class ResidualLFQ; the same options and state
+///          names; docs/migrating.md lists where the numbers differ
 ///
 /// Example:
 /// ```
@@ -113,7 +115,7 @@ TORCH_MODULE(ResidualLFQ);
 ///
 /// Paper    Yang et al. 2023, HiFi-Codec, arXiv:2305.02765
 /// Parity   vector-quantize-pytorch, class GroupedResidualLFQ
-class TORCHVQ_API GroupedResidualLFQImpl : public torch::nn::Cloneable<GroupedResidualLFQImpl> {
+class TORCHVQ_API GroupedResidualLFQImpl : public CheckedLoad<GroupedResidualLFQImpl> {
  public:
   explicit GroupedResidualLFQImpl(GroupedResidualLFQOptions options);
 

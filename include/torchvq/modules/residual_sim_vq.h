@@ -36,7 +36,8 @@ struct ResidualSimVQOutput {
 /// Formula  r_0 = x; q_n = the code of level n that is nearest to r_n; r_{n+1} = r_n - q_n;
 ///          output = q_0 + q_1 + ...
 /// Paper    Zeghidour et al. 2021, arXiv:2107.03312; Zhu et al. 2024, arXiv:2411.02038
-/// Parity   vector-quantize-pytorch, class ResidualSimVQ; the same options, state names, numbers
+/// Parity   vector-quantize-pytorch, class ResidualSimVQ; the same options and state
+///          names; docs/migrating.md lists where the numbers differ
 ///
 /// Example:
 /// ```

@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
 #include <torchvq/export.h>
+#include <torchvq/modules/checked_load.h>
 #include <torchvq/modules/implicit_codebook.h>
 #include <torchvq/modules/in_place_optimizer.h>
 #include <torchvq/modules/vector_quantize.h>
@@ -36,7 +36,8 @@ struct ResidualVQOutput {
 ///          output = project_out(q_0 + q_1 + ...)
 /// Paper    Zeghidour et al. 2021, SoundStream, arXiv:2107.03312; Lee et al. 2022, RQ-VAE,
 ///          arXiv:2203.01941
-/// Parity   vector-quantize-pytorch, class ResidualVQ; the same options, state names, numbers
+/// Parity   vector-quantize-pytorch, class ResidualVQ; the same options and state
+///          names; docs/migrating.md lists where the numbers differ
 /// State    state_dict.h, or torch::save and torch::load
 ///
 /// Example:
@@ -45,8 +46,7 @@ struct ResidualVQOutput {
 /// torchvq::ResidualVQ quantizer(options);
 /// auto output = quantizer(torch::randn({1, 1024, 256}));
 /// ```
-class TORCHVQ_API ResidualVQImpl : public torch::nn::Cloneable<ResidualVQImpl>,
-                                   public InPlaceOptimizer {
+class TORCHVQ_API ResidualVQImpl : public CheckedLoad<ResidualVQImpl>, public InPlaceOptimizer {
  public:
   /// @param owns_bridge  see CodebookImpl.
   explicit ResidualVQImpl(ResidualVQOptions options, bool owns_bridge = true);
@@ -60,7 +60,8 @@ class TORCHVQ_API ResidualVQImpl : public torch::nn::Cloneable<ResidualVQImpl>,
 
   /// Quantizes x; in training also updates the codebooks.
   ///
-  /// @param x        (B, N, dim), (B, dim), or as the layout options say; any floating dtype.
+  /// @param x        (B, *, dim), with any number of position axes or none, or as the layout
+  ///                 options say; any floating dtype.
   /// @param call     options of this call beyond the module's.
   ///
   /// Gradient     one estimator between latent and sum of codes, so the straight-through gain is 1
@@ -114,7 +115,12 @@ class TORCHVQ_API ResidualVQImpl : public torch::nn::Cloneable<ResidualVQImpl>,
 
  private:
   void make_levels(const std::vector<int64_t>& sizes, int64_t inner);
-  std::vector<torch::Tensor> decode(const torch::Tensor& indices);
+  /// The levels of these indices, (*, q); throws c10::ValueError for another number of them.
+  int64_t decoded_levels(const torch::Tensor& indices) const;
+  /// The codes (B, *, heads * D) of each level.
+  std::vector<torch::Tensor> decode_levels(const torch::Tensor& indices);
+  /// Their sum.
+  torch::Tensor decode_sum(const torch::Tensor& indices);
 
   bool owns_bridge_;
 };

@@ -35,7 +35,8 @@ struct SimVQOutput {
 /// Formula  codebook = transform(frozen_codebook); index = argmin_k |x - codebook[k]|^2;
 ///          loss = w (|sg(x) - code|^2 + w_in |x - sg(code)|^2), means over tokens and features
 /// Paper    Zhu et al. 2024, SimVQ, arXiv:2411.02038
-/// Parity   vector-quantize-pytorch, class SimVQ; the same options, state names, numbers
+/// Parity   vector-quantize-pytorch, class SimVQ; the same options and state
+///          names; docs/migrating.md lists where the numbers differ
 ///
 /// Example:
 /// ```

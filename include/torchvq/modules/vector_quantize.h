@@ -7,13 +7,13 @@
 #include <utility>
 #include <vector>
 
-#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 
 #include <torchvq/export.h>
+#include <torchvq/modules/checked_load.h>
 #include <torchvq/modules/codebook.h>
 #include <torchvq/modules/codebook_stats.h>
 #include <torchvq/modules/in_place_optimizer.h>
@@ -44,7 +44,8 @@ struct VectorQuantizeOutput {
 /// Formula  index = argmin_k |project_in(x) - codebook[k]|^2
 ///          output = project_out(codebook[index])
 /// Paper    van den Oord et al. 2017, arXiv:1711.00937
-/// Parity   vector-quantize-pytorch, class VectorQuantize; the same options, state names, numbers
+/// Parity   vector-quantize-pytorch, class VectorQuantize; the same options and state
+///          names; docs/migrating.md lists where the numbers differ
 /// State    state_dict.h, or torch::save and torch::load
 ///
 /// Example:
@@ -53,7 +54,7 @@ struct VectorQuantizeOutput {
 /// torchvq::VectorQuantize quantizer(options);
 /// auto output = quantizer(torch::randn({1, 1024, 256}));
 /// ```
-class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantizeImpl>,
+class TORCHVQ_API VectorQuantizeImpl : public CheckedLoad<VectorQuantizeImpl>,
                                        public InPlaceOptimizer {
  public:
   explicit VectorQuantizeImpl(VectorQuantizeOptions options);
@@ -70,8 +71,8 @@ class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantiz
 
   /// Quantizes x; in training also updates the codebook.
   ///
-  /// @param x        (B, N, dim), (B, dim), with channel_last(false) (B, dim, N), or a map as the
-  ///                 options say.
+  /// @param x        (B, *, dim), with any number of position axes or none; with
+  ///                 channel_last(false) (B, dim, *); or a map as the options say.
   /// @param call     options of this call beyond the module's.
   /// @return         see VectorQuantizeOutput. With topk(k): quantized (B, *, k, dim),
   ///                 channel-first (B, dim, *, k).

@@ -21,9 +21,9 @@ class LayoutTest : public testing::TestWithParam<CpuLevel> {
 TEST_P(LayoutTest, TokensAreThoseOfATransposeAndUnpackingIsTheInverse) {
   torch::manual_seed(0);
   for (const auto dtype : {torch::kFloat, torch::kBFloat16, torch::kHalf, torch::kDouble}) {
-    // Sides around the lanes of all vectors, and more than one task.
-    for (const int64_t features : {4, 15, 16, 31, 32, 33, 100, 257}) {
-      for (const int64_t positions : {63, 64, 65, 128, 1000, 3001}) {
+    // Sides around the lanes of all vectors; 2001 positions are more than one task.
+    for (const int64_t features : {4, 15, 16, 31, 32, 33, 257}) {
+      for (const int64_t positions : {63, 64, 65, 2001}) {
         const auto x = torch::randn({2, features, positions}).to(dtype);
         const auto tokens = functional::pack_tokens(x, true);
         ASSERT_TRUE(torch::equal(tokens, x.transpose(1, 2))) << features << " " << positions;

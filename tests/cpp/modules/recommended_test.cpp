@@ -42,6 +42,11 @@ void expect_sphere(const LFQOptions& options) {
   EXPECT_EQ(options.commitment_loss_weight(), 0.1);
 }
 
+void expect_pull(const LFQOptions& options) {
+  EXPECT_FALSE(options.spherical());
+  EXPECT_EQ(options.commitment_loss_weight(), 0.25);
+}
+
 TEST(RecommendedTest, CodebooksThatLearnByAverages) {
   const auto vq = recommended(VectorQuantizeOptions(8), kBits);
   EXPECT_EQ(vq.codebook_size(), kCodes);
@@ -76,10 +81,10 @@ TEST(RecommendedTest, Signs) {
   expect_sphere(evo.lfq());
   const auto stack = recommended(ResidualLFQOptions(8, 3, 2), kBits);
   EXPECT_EQ(stack.codebook_size(), kCodes);
-  expect_sphere(stack.lfq());
-  const auto groups = recommended(GroupedResidualLFQOptions(8, stack), kBits);
+  expect_pull(stack.lfq());
+  const auto groups = recommended(GroupedResidualLFQOptions(8, ResidualLFQOptions(8, 3, 2)), kBits);
   EXPECT_EQ(groups.rlfq().codebook_size(), kCodes);
-  expect_sphere(groups.rlfq().lfq());
+  expect_pull(groups.rlfq().lfq());
 }
 
 TEST(RecommendedTest, LevelsAndBits) {
@@ -131,8 +136,8 @@ TEST(RecommendedTest, NamesAreReadInAnyCase) {
 TEST(RecommendedTest, Errors) {
   expect_throw_with<c10::ValueError>([] { recommended_options("PQ"); },
                                      "expected quantizer to be one of VectorQuantize, ");
-  expect_throw_with<c10::ValueError>([] { recommended(VectorQuantizeOptions(8), 63); },
-                                     "recommended: expected bits to be in [1, 62], but got 63");
+  expect_throw_with<c10::ValueError>([] { recommended(VectorQuantizeOptions(8), 31); },
+                                     "recommended: expected bits to be in [1, 30], but got 31");
   expect_throw_with<c10::ValueError>([] { recommended(FSQOptions({8}), 19); },
                                      "expected bits to be in [3, 18], but got 19");
   expect_throw_with<c10::ValueError>(

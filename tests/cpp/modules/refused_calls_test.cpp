@@ -79,7 +79,7 @@ TEST(RefusedCallsTest, TargetsLeaveNoTrace) {
   refuse(std::type_identity<c10::ValueError>(), at::zeros({2, 5}, at::kLong),
          "of shape [2, 6], but got shape [2, 5]");
   refuse(std::type_identity<c10::ValueError>(), at::zeros({6, 2}, at::kLong), "of shape [2, 6]");
-  refuse(std::type_identity<c10::TypeError>(), at::zeros({2, 6}), "Long, but got Float");
+  refuse(std::type_identity<c10::TypeError>(), at::zeros({2, 6}), "integers, but got Float");
 }
 
 TEST(RefusedCallsTest, TargetsOfScalesLeaveNoTrace) {
@@ -94,7 +94,7 @@ TEST(RefusedCallsTest, TargetsOfScalesLeaveNoTrace) {
   leaves_no_trace<c10::IndexError>(hvq, call(good + kCodes),
                                    "HierarchicalVQ: expected indices to be in [-1, 8)");
   leaves_no_trace<c10::TypeError>(hvq, call(good.to(at::kFloat)),
-                                  "HierarchicalVQ: expected indices to be Long");
+                                  "HierarchicalVQ: expected indices to be integers");
 }
 
 TEST(RefusedCallsTest, TemperaturesLeaveNoTrace) {

@@ -154,15 +154,15 @@ TEST(ResidualFSQTest, PrecisionOfInputsAndModules) {
   }
 }
 
-TEST(ResidualFSQTest, GroupsShareTheDepthAndTakeImages) {
+TEST(ResidualFSQTest, GroupsShareTheDepthAndTakeVolumes) {
   GroupedResidualFSQ groups(GroupedResidualFSQOptions(8, options(4).quantize_dropout(true))
                                 .groups(2)
                                 .accept_image_fmap(true));
-  const auto x = normal({2, 8, 3, 5});
+  const auto x = normal({2, 8, 2, 3, 5});
   for (int step = 0; step < 5; ++step) {
     const auto output = groups(x, Call().return_all_codes(true));
-    EXPECT_EQ(output.indices.sizes(), at::IntArrayRef({2, 2, 3, 5, 4}));
-    EXPECT_EQ(output.all_codes.sizes(), at::IntArrayRef({2, 4, 2, 3, 5, 3}));
+    EXPECT_EQ(output.indices.sizes(), at::IntArrayRef({2, 2, 2, 3, 5, 4}));
+    EXPECT_EQ(output.all_codes.sizes(), at::IntArrayRef({2, 4, 2, 2, 3, 5, 3}));
     EXPECT_EQ(depth_of(output.indices[0]), depth_of(output.indices[1]));
     EXPECT_TRUE(at::allclose(groups->get_output_from_indices(output.indices), output.quantized,
                              1e-5, 1e-6));

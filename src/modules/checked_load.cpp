@@ -1,0 +1,53 @@
+#include <torchvq/modules/checked_load.h>
+
+#include <string>
+
+#include <c10/util/Exception.h>
+
+namespace torchvq::detail {
+namespace {
+
+using torch::serialize::InputArchive;
+
+/// "VectorQuantize" of torchvq::VectorQuantizeImpl.
+std::string class_name(const torch::nn::Module& module) {
+  std::string name = module.name();
+  name = name.substr(name.rfind(':') + 1);
+  return name.ends_with("Impl") ? name.substr(0, name.size() - 4) : name;
+}
+
+void check_stored(const std::string& owner, const std::string& name, const at::Tensor& own,
+                  InputArchive& archive, const std::string& key, bool is_buffer) {
+  at::Tensor stored;
+  if (!own.defined() || !archive.try_read(key, stored, is_buffer) || !stored.defined()) return;
+  TORCH_CHECK_VALUE(stored.sizes() == own.sizes(), owner, ": expected ", name,
+                    " of the archive to have shape ", own.sizes(), ", but got shape ",
+                    stored.sizes());
+  TORCH_CHECK_VALUE(stored.scalar_type() == own.scalar_type(), owner, ": expected ", name,
+                    " of the archive to be ", own.scalar_type(), " as in the module, but got ",
+                    stored.scalar_type(), "; cast the module first, and load then");
+}
+
+void check_module(const std::string& owner, const std::string& prefix,
+                  const torch::nn::Module& module, InputArchive& archive) {
+  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+    check_stored(owner, prefix + item.key(), item.value(), archive, item.key(), false);
+  }
+  for (const auto& item : module.named_buffers(/*recurse=*/false)) {
+    check_stored(owner, prefix + item.key(), item.value(), archive, item.key(), true);
+  }
+  for (const auto& child : module.named_children()) {
+    InputArchive own;
+    // What is missing is torch's to report.
+    if (!child.value()->is_serializable() || !archive.try_read(child.key(), own)) continue;
+    check_module(owner, prefix + child.key() + ".", *child.value(), own);
+  }
+}
+
+}  // namespace
+
+void check_archive(const torch::nn::Module& module, InputArchive& archive) {
+  check_module(class_name(module), "", module, archive);
+}
+
+}  // namespace torchvq::detail

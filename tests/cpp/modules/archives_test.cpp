@@ -1,0 +1,202 @@
+// torch::load() takes an archive of the module's own sizes and dtypes, or changes nothing.
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/optim/sgd.h>
+#include <torch/serialize.h>
+
+#include <torchvq/torchvq.h>
+
+#include "expect_throw.h"
+
+namespace torchvq::archives_test {
+namespace {
+
+using testing::expect_throw_with;
+
+constexpr int64_t kDim = 6;
+
+std::vector<torch::Tensor> tensors_of(const torch::nn::Module& module) {
+  std::vector<torch::Tensor> all;
+  for (const auto& one : module.parameters()) all.push_back(one.detach().clone());
+  for (const auto& one : module.buffers()) all.push_back(one.clone());
+  return all;
+}
+
+void expect_equal(const std::vector<torch::Tensor>& found,
+                  const std::vector<torch::Tensor>& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::equal(found[i], expected[i])) << i;
+}
+
+template <typename Module>
+void copy_by_archive(const Module& from, Module& to) {
+  std::stringstream file;
+  torch::save(from, file);
+  torch::load(to, file);
+}
+
+/// Another dtype is refused, in both directions, and by a module around it; the own one loads.
+template <typename Module, typename Options>
+void expect_own_dtype(const char* owner, const Options& options) {
+  SCOPED_TRACE(owner);
+  Module narrow(options), wide(options), other(options);
+  wide->to(at::kDouble);
+  const auto before = tensors_of(*narrow), wide_before = tensors_of(*wide);
+  const std::string refusal = std::string(owner) + ": expected ";
+  expect_throw_with<c10::ValueError>([&] { copy_by_archive(wide, narrow); }, refusal);
+  expect_throw_with<c10::ValueError>([&] { copy_by_archive(narrow, wide); }, "as in the module");
+  expect_equal(tensors_of(*narrow), before);
+  expect_equal(tensors_of(*wide), wide_before);
+  torch::nn::Sequential inside(narrow), from(wide);
+  expect_throw_with<c10::ValueError>([&] { copy_by_archive(from, inside); }, refusal);
+  expect_equal(tensors_of(*narrow), before);
+  copy_by_archive(other, narrow);
+  expect_equal(tensors_of(*narrow), tensors_of(*other));
+  Module far(options);
+  far->to(at::kDouble);
+  copy_by_archive(wide, far);
+  expect_equal(tensors_of(*far), wide_before);
+}
+
+TEST(ArchivesTest, AnotherDtypeIsRefused) {
+  const auto rvq = ResidualVQOptions(kDim).num_quantizers(2).codebook_size(8);
+  const ResidualFSQOptions fsq({3, 4}, 2);
+  const ResidualLFQOptions lfq(kDim, 2, 8);
+  expect_own_dtype<VectorQuantize>("VectorQuantize", VectorQuantizeOptions(kDim).codebook_size(8));
+  expect_own_dtype<ResidualVQ>("ResidualVQ", rvq);
+  expect_own_dtype<GroupedResidualVQ>("GroupedResidualVQ",
+                                      GroupedResidualVQOptions(2 * kDim).groups(2).rvq(rvq));
+  expect_own_dtype<HierarchicalVQ>("HierarchicalVQ",
+                                   HierarchicalVQOptions(kDim, 8, std::vector<int64_t>{1, 2}));
+  expect_own_dtype<SimVQ>("SimVQ", SimVQOptions(kDim, 8));
+  expect_own_dtype<ResidualSimVQ>("ResidualSimVQ", ResidualSimVQOptions(kDim, 2, 8));
+  expect_own_dtype<RandomProjectionQuantizer>("RandomProjectionQuantizer",
+                                              RandomProjectionQuantizerOptions(kDim, 8, 4));
+  expect_own_dtype<FSQ>("FSQ", FSQOptions({3, 4}).dim(kDim));
+  expect_own_dtype<ResidualFSQ>("ResidualFSQ", ResidualFSQOptions(fsq).dim(kDim));
+  expect_own_dtype<GroupedResidualFSQ>("GroupedResidualFSQ",
+                                       GroupedResidualFSQOptions(2 * kDim, fsq).groups(2));
+  expect_own_dtype<LFQ>("LFQ", LFQOptions().dim(kDim).codebook_size(8));
+  expect_own_dtype<ResidualLFQ>("ResidualLFQ", lfq);
+  expect_own_dtype<GroupedResidualLFQ>("GroupedResidualLFQ",
+                                       GroupedResidualLFQOptions(2 * kDim, lfq).groups(2));
+  expect_own_dtype<FSP>("FSP", FSPOptions({3, 4}).dim(kDim));
+  expect_own_dtype<LatentQuantize>("LatentQuantize", LatentQuantizeOptions({3, 4}, kDim));
+}
+
+TEST(ArchivesTest, AnotherSizeIsRefusedBeforeAnythingIsLoaded) {
+  const auto sizes = [](const std::vector<int64_t>& levels) {
+    return ResidualVQ(ResidualVQOptions(kDim).codebook_size(levels));
+  };
+  auto rvq = sizes({8, 5});
+  const auto before = tensors_of(*rvq);
+  expect_throw_with<c10::ValueError>([&] { copy_by_archive(sizes({8, 4}), rvq); },
+                                     "of the archive to have shape [1, 5]");
+  expect_equal(tensors_of(*rvq), before);
+  SimVQ sim(SimVQOptions(kDim, 16));
+  expect_throw_with<c10::ValueError>(
+      [&] { copy_by_archive(SimVQ(SimVQOptions(kDim, 8)), sim); },
+      "SimVQ: expected frozen_codebook of the archive to have shape [16, 6]");
+  LatentQuantize latent(LatentQuantizeOptions({4, 4}, 2));
+  expect_throw_with<c10::ValueError>(
+      [&] { copy_by_archive(LatentQuantize(LatentQuantizeOptions({3, 4}, 2)), latent); },
+      "LatentQuantize: expected values_per_latent.0 of the archive");
+  FSQ fsq(FSQOptions({3, 4}).dim(8));
+  expect_throw_with<c10::ValueError>(
+      [&] { copy_by_archive(FSQ(FSQOptions({3, 4}).dim(kDim)), fsq); },
+      "FSQ: expected project_in.weight of the archive");
+}
+
+// Copies and casts --------------------------------------------------------------------------------
+
+TEST(ArchivesTest, ClonesKeepFrozenParameters) {
+  FSQ fsq(FSQOptions({3, 4}).dim(kDim));
+  FSP fsp(FSPOptions({3, 4}).dim(kDim));
+  const std::vector<std::shared_ptr<torch::nn::Module>> modules{fsq.ptr(), fsp.ptr()};
+  for (const auto& module : modules) {
+    for (auto& one : module->parameters()) one.requires_grad_(false);
+    module->eval();
+    const auto copy = module->clone();
+    EXPECT_FALSE(copy->is_training());
+    for (const auto& one : copy->parameters()) EXPECT_FALSE(one.requires_grad());
+    expect_equal(tensors_of(*copy), tensors_of(*module));
+  }
+}
+
+TEST(ArchivesTest, AStackOfScalarsInDoubleDecodesItsOutput) {
+  const auto x = torch::randn({2, 3, 2}, at::kDouble);
+  ResidualFSQ stack(ResidualFSQOptions({3, 4}, 3));
+  stack->to(at::kDouble);
+  stack->eval();
+  const auto copy = std::dynamic_pointer_cast<ResidualFSQImpl>(stack->clone());
+  for (const auto& own : {stack.ptr(), copy}) {
+    const auto output = own->forward(x, {});
+    const auto decoded = own->get_output_from_indices(output.indices);
+    EXPECT_EQ(decoded.scalar_type(), at::kDouble);
+    EXPECT_TRUE(at::equal(decoded, output.quantized));
+  }
+  stack->to(at::kFloat);
+  EXPECT_EQ(stack->get_output_from_indices(at::zeros({1, 3}, at::kLong)).scalar_type(), at::kFloat);
+}
+
+// In-place optimizers -----------------------------------------------------------------------------
+
+const auto kSgd = [](std::vector<torch::Tensor> parameters) {
+  return std::make_shared<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(1.0));
+};
+
+template <typename Module>
+void expect_frozen(Module& module, const torch::Tensor& x) {
+  for (auto& one : module->parameters()) one.requires_grad_(false);
+  const auto before = tensors_of(*module)[0];
+  EXPECT_NO_THROW(module(x));
+  EXPECT_TRUE(at::equal(tensors_of(*module)[0], before));
+}
+
+TEST(ArchivesTest, AnOptimizerWhoseParametersAreFrozenDoesNothing) {
+  const auto x = torch::randn({2, 5, kDim});
+  auto own =
+      VectorQuantizeOptions(kDim).codebook_size(8).learnable_codebook(true).ema_update(false);
+  own.in_place_codebook_optimizer(kSgd);
+  VectorQuantize vq(own);
+  expect_frozen(vq, x);
+  for (const bool shared : {false, true}) {
+    auto options =
+        ResidualVQOptions(kDim).num_quantizers(2).codebook_size(8).shared_codebook(shared);
+    options.vq() = own;
+    ResidualVQ rvq(options);
+    expect_frozen(rvq, x);
+  }
+  auto latent = LatentQuantizeOptions({3, 4}, 2).channel_first(false);
+  LatentQuantize values(latent.in_place_codebook_optimizer(kSgd));
+  expect_frozen(values, torch::randn({2, 5, 2}));
+}
+
+TEST(ArchivesTest, OptimizersUnderTheSwitchStepAsThoseOfPython) {
+  auto options = ResidualVQOptions(kDim).num_quantizers(2).codebook_size(8).shared_codebook(true);
+  options.vq().vqp_compat(true).learnable_codebook(true).ema_update(false);
+  options.vq().in_place_codebook_optimizer(kSgd);
+  ResidualVQ rvq(options);
+  const auto codes = rvq->levels[0]->codebook_state->embed.detach().clone();
+  rvq(torch::randn({2, 5, kDim}));
+  EXPECT_TRUE(at::equal(rvq->levels[0]->codebook_state->embed, codes));
+
+  auto latent = LatentQuantizeOptions({3, 4}, 2).channel_first(false).vqp_compat(true);
+  LatentQuantize values(latent.in_place_codebook_optimizer(kSgd));
+  const auto before = tensors_of(*values);
+  values(torch::randn({2, 5, 2}));
+  EXPECT_FALSE(at::equal(tensors_of(*values)[0], before[0]));
+}
+
+TEST(ArchivesTest, OneLevelDropsNothingAndDrawsNothing) {
+  ResidualVQ rvq(ResidualVQOptions(kDim).num_quantizers(1).codebook_size(8).quantize_dropout(true));
+  rvq(torch::randn({2, 5, kDim}), ResidualVQForwardOptions().freeze_codebook(true));
+  EXPECT_EQ(rvq->levels[0]->codebook_state->rng[1].item<int64_t>(), 0);
+}
+
+}  // namespace
+}  // namespace torchvq::archives_test
