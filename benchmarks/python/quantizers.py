@@ -109,7 +109,7 @@ ROWS: list[Row] = [
         lambda d: torchvq.ResidualFSQ(levels=[8, 6, 5], dim=d, **STACK),
         4 * math.log2(240),
     ),
-    ("ResidualLFQ, spherical", lambda d: torchvq.ResidualLFQ(dim=d, **STACK, **best("lfq", 8)), 32),
+    ("ResidualLFQ", lambda d: torchvq.ResidualLFQ(dim=d, **STACK, **best("ResidualLFQ", 8)), 32),
 ]  # fmt: skip
 
 

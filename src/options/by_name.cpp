@@ -40,6 +40,13 @@ std::vector<int64_t> resolved(const HierarchicalVQOptions& options) {
 
 // A class -----------------------------------------------------------------------------------------
 
+template <typename Table>
+std::string names_of(const Table& table) {
+  std::string names;
+  for (const auto& row : table.rows) names += (names.empty() ? "" : ", ") + row.name;
+  return names;
+}
+
 template <typename Options>
 std::vector<int64_t> check_class(const std::vector<std::string>& names,
                                  const std::vector<std::string>& values) {
@@ -47,8 +54,7 @@ std::vector<int64_t> check_class(const std::vector<std::string>& names,
   auto options = table.defaults;
   for (size_t index = 0; index < names.size(); ++index) {
     TORCH_CHECK_TYPE(set_option(options, names[index], values[index]), table.owner,
-                     ": expected options that list_options(\"", table.owner,
-                     "\") names, but got an unknown one, ", names[index]);
+                     ": expected options to be of ", names_of(table), ", but got ", names[index]);
   }
   for (const auto& name : table.required) {
     TORCH_CHECK_TYPE(std::find(names.begin(), names.end(), name) != names.end(), table.owner,

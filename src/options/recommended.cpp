@@ -35,6 +35,8 @@ constexpr double kTokensOfMovingAverage = 16, kMostMovingDecay = 0.975;
 // Latents on a sphere, which keeps the entropies similar for all sizes.
 constexpr std::array kSigns{Setting{"spherical", "True"}, Setting{"entropy_loss_weight", "0.005"},
                             Setting{"commitment_loss_weight", "0.1"}};
+// In a stack, later levels are far from the sphere of the first.
+constexpr std::array kStackedSigns{Setting{"commitment_loss_weight", "0.25"}};
 // Chiu et al. 2022, arXiv:2202.01855.
 constexpr std::array kRandomProjection{Setting{"codebook_dim", "16"}};
 
@@ -60,7 +62,8 @@ constexpr std::array kLevels{
     "[8, 8, 8, 8, 8, 8]",
 };
 constexpr int64_t kMostLevelBits = kLeastLevelBits + kLevels.size() - 1;
-constexpr int64_t kMostBits = 62;
+// Codes that are kept in a table; those of signs are not.
+constexpr int64_t kMostTableBits = 30, kMostSignBits = 62;
 
 // The names of the option that sets a class's size.
 constexpr const char *kCodebookSize = "codebook_size", *kLevelList = "levels", *kBits = "bits";
@@ -70,6 +73,7 @@ struct Preset {
   const char* owner;
   const char* size;
   std::span<const Setting> settings;
+  int64_t most_bits = kMostTableBits;
 };
 
 constexpr std::array kPresets{
@@ -80,15 +84,15 @@ constexpr std::array kPresets{
     Preset{"SimVQ", kCodebookSize, {}},
     Preset{"ResidualSimVQ", kCodebookSize, {}},
     Preset{"RandomProjectionQuantizer", kCodebookSize, kRandomProjection},
-    Preset{"LFQ", kCodebookSize, kSigns},
-    Preset{"EvoLFQ", kCodebookSize, kSigns},
-    Preset{"ResidualLFQ", kCodebookSize, kSigns},
-    Preset{"GroupedResidualLFQ", kCodebookSize, kSigns},
-    Preset{"FSQ", kLevelList, {}},
-    Preset{"ResidualFSQ", kLevelList, {}},
-    Preset{"GroupedResidualFSQ", kLevelList, {}},
-    Preset{"FSP", kLevelList, {}},
-    Preset{"LatentQuantize", kLevelList, {}},
+    Preset{"LFQ", kCodebookSize, kSigns, kMostSignBits},
+    Preset{"EvoLFQ", kCodebookSize, kSigns, kMostSignBits},
+    Preset{"ResidualLFQ", kCodebookSize, kStackedSigns, kMostSignBits},
+    Preset{"GroupedResidualLFQ", kCodebookSize, kStackedSigns, kMostSignBits},
+    Preset{"FSQ", kLevelList, {}, kMostLevelBits},
+    Preset{"ResidualFSQ", kLevelList, {}, kMostLevelBits},
+    Preset{"GroupedResidualFSQ", kLevelList, {}, kMostLevelBits},
+    Preset{"FSP", kLevelList, {}, kMostLevelBits},
+    Preset{"LatentQuantize", kLevelList, {}, kMostLevelBits},
     Preset{"BinaryMapper", kBits, {}},
 };
 constexpr std::array kShortNames{Setting{"vq", kVectorQuantize}, Setting{"rvq", "ResidualVQ"},
@@ -122,12 +126,13 @@ const Preset& preset_of(const std::string& name) {
   return *found;
 }
 
-std::string size_text(std::string_view size, int64_t bits) {
-  const bool levels = size == kLevelList;
-  const int64_t least = levels ? kLeastLevelBits : 1, most = levels ? kMostLevelBits : kMostBits;
-  TORCH_CHECK_VALUE(least <= bits && bits <= most, "recommended: expected bits to be in [", least,
-                    ", ", most, "], but got ", bits);
-  if (levels) return kLevels.at(static_cast<size_t>(bits - kLeastLevelBits));
+std::string size_text(const Preset& preset, int64_t bits) {
+  const std::string_view size = preset.size;
+  const int64_t least = size == kLevelList ? kLeastLevelBits : 1;
+  TORCH_CHECK_VALUE(least <= bits && bits <= preset.most_bits,
+                    "recommended: expected bits to be in [", least, ", ", preset.most_bits,
+                    "], but got ", bits);
+  if (size == kLevelList) return kLevels.at(static_cast<size_t>(bits - kLeastLevelBits));
   return std::to_string(size == kBits ? bits : int64_t{1} << bits);
 }
 
@@ -152,7 +157,7 @@ std::vector<std::string> recommended_options(const std::string& name, int64_t bi
       tokens.value_or(0), " for ", preset.owner);
   TORCH_CHECK_VALUE(!moving || tokens,
                     "recommended: expected tokens to be given with moving=True, but got none");
-  std::vector<std::string> lines{std::string(preset.size) + "=" + size_text(preset.size, bits)};
+  std::vector<std::string> lines{std::string(preset.size) + "=" + size_text(preset, bits)};
   for (const auto& [option, value] : preset.settings) {
     const bool follows = tokens && option == std::string_view("decay");
     lines.push_back(std::string(option) + "=" +

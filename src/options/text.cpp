@@ -105,7 +105,8 @@ std::string OptionText<double>::write(double value) {
 
 bool OptionText<std::string>::read(const std::string& text, std::string& field) {
   if (text == "None") return false;
-  field = text;
+  const bool quoted = text.size() > 1 && text.front() == '\'' && text.back() == '\'';
+  field = quoted ? text.substr(1, text.size() - 2) : text;
   return true;
 }
 

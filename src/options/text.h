@@ -37,6 +37,7 @@ struct OptionText<double> {
   static std::string write(double value);
 };
 
+/// With or without single quotes. Python quotes its strings, so that "False" is not False.
 template <>
 struct OptionText<std::string> {
   static std::string kind() { return "a name"; }

@@ -280,13 +280,30 @@ BAD_VALUES = [
     (TypeError, "expected dim to be an integer of 64 bits, but got None", dict(dim="None")),
     (TypeError, "expected heads to be an integer of 64 bits, but got ", dict(heads="")),
     (TypeError, "expected kmeans_init to be True or False, but got yes", dict(kmeans_init="yes")),
-    (TypeError, "an unknown one, speed", dict(speed="1")),
+    (TypeError, "expected options to be of dim, codebook_size, .*, but got speed", dict(speed="1")),
+    (TypeError, "expected freeze_codebook to be True or False, but got 'False'", dict(freeze_codebook="'False'")),
     (ValueError, r"VectorQuantize: expected decay to be in \[0, 1\], but got nan", dict(decay="nan")),
     (ValueError, r"expected decay to be in \[0, 1\], but got -inf", dict(decay="-inf")),
     (ValueError, r"expected eps to be above 0 and finite, but got -1e-06", dict(eps="-0.000001")),
     (ValueError, "expected reduction to be exact or float, but got int8", dict(reduction="int8")),
     (ValueError, "expected not both of affine_param and use_cosine_sim", dict(affine_param="True", use_cosine_sim="1")),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(freeze_codebook="False"),
+        dict(dim="8"),
+        dict(commitment_weight="1"),
+        dict(kmeans_iters="5"),
+    ],
+)
+def test_strings_of_python_are_neither_numbers_nor_booleans(options: Any) -> None:
+    (name,) = options
+    with pytest.raises(TypeError, match=f"VectorQuantize: expected {name} to be .*, but got '"):
+        VectorQuantize(**dict(dim=8, codebook_size=4) | options)
+    assert VectorQuantize(8, 4, reduction="float").reduction == "float"
 
 
 @pytest.mark.parametrize(("error", "message", "options"), BAD_VALUES)

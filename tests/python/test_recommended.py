@@ -16,6 +16,7 @@ import torchvq
 ROOT = Path(__file__).parents[2]
 AVERAGES = {"kmeans_init": True, "decay": 0.95, "dead_code_threshold_fraction": 0.1}
 SIGNS = {"spherical": True, "entropy_loss_weight": 0.005, "commitment_loss_weight": 0.1}
+STACKED_SIGNS = {"commitment_loss_weight": 0.25}
 # For every class: the option for its size, at 6 bits, and the other settings. recommended_test.cpp has the same in C++.
 RECOMMENDED = {
     "VectorQuantize": {"codebook_size": 64, **AVERAGES},
@@ -27,8 +28,8 @@ RECOMMENDED = {
     "RandomProjectionQuantizer": {"codebook_size": 64, "codebook_dim": 16},
     "LFQ": {"codebook_size": 64, **SIGNS},
     "EvoLFQ": {"codebook_size": 64, **SIGNS},
-    "ResidualLFQ": {"codebook_size": 64, **SIGNS},
-    "GroupedResidualLFQ": {"codebook_size": 64, **SIGNS},
+    "ResidualLFQ": {"codebook_size": 64, **STACKED_SIGNS},
+    "GroupedResidualLFQ": {"codebook_size": 64, **STACKED_SIGNS},
     "FSQ": {"levels": [8, 8]},
     "ResidualFSQ": {"levels": [8, 8]},
     "GroupedResidualFSQ": {"levels": [8, 8]},
@@ -140,10 +141,16 @@ def test_tokens_that_mean_nothing(name: str, tokens: int) -> None:
         torchvq.recommended(name, tokens=tokens)
 
 
-@pytest.mark.parametrize("bits", [0, -1, 63])
-def test_bits_out_of_range(bits: int) -> None:
-    with pytest.raises(ValueError, match=r"recommended: expected bits to be in \[1, 62\], but got"):
-        torchvq.recommended("vq", bits=bits)
+@pytest.mark.parametrize(
+    ("name", "most"), [("vq", 30), ("BinaryMapper", 30), ("lfq", 62), ("ResidualLFQ", 62)]
+)
+def test_bits_out_of_range(name: str, most: int) -> None:
+    assert torchvq.recommended(name, bits=most)
+    for bits in (0, -1, most + 1):
+        with pytest.raises(
+            ValueError, match=rf"expected bits to be in \[1, {most}\], but got {bits}"
+        ):
+            torchvq.recommended(name, bits=bits)
 
 
 def test_levels_out_of_range() -> None:

@@ -37,7 +37,8 @@ struct TORCHVQ_API LFQOptions {
   /// Weight of per_sample_entropy - diversity_gamma * batch_entropy, 0 or more. Default: 0.1.
   TORCH_ARG(double, entropy_loss_weight) = 0.1;
   /// Weight of the mean squared distance between latents and codes, 0 or more. Default: 0, with
-  /// which latents grow without bound unless another option bounds them; the constructor warns.
+  /// which latents grow without bound unless another option bounds them; the constructor then
+  /// warns by TORCH_WARN.
   TORCH_ARG(double, commitment_loss_weight) = 0.0;
   /// Weight of the batch entropy, 0 or more. Default: 1.
   TORCH_ARG(double, diversity_gamma) = 1.0;

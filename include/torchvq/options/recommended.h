@@ -18,8 +18,8 @@ namespace torchvq {
 ///
 /// @tparam Options  the options of any class, ResidualVQOptions for one.
 /// @param bits    bits per token, for stacks per token and level: 3 to 18 for classes that take
-///                `levels`, whose codebook sizes are only near a power of two, and 1 to 62 for the
-///                others.
+///                `levels`, whose codebook sizes are only near a power of two, 1 to 62 for LFQ and
+///                its stacks, and 1 to 30 for the others.
 /// @param tokens  tokens per training step over all ranks, for VectorQuantize only: chooses `decay`
 ///                in [0.9, 0.99] so that a code's average holds about 40 of its tokens.
 /// @param moving  the distribution of the tokens moves while the codebook learns: averages hold

@@ -20,7 +20,7 @@ namespace torchvq {
 ///
 /// Example:
 /// ```
-/// torchvq::ResidualFSQ quantizer(torchvq::ResidualFSQOptions({8, 5, 5, 3}, 8).dim(256));
+/// torchvq::ResidualFSQ quantizer(torchvq::ResidualFSQOptions({8, 5, 5, 3}, 6).dim(256));
 /// ```
 struct TORCHVQ_API ResidualFSQOptions {
   /// @param levels          numbers of levels of the D features of a code, each in [2, 65536];
@@ -57,7 +57,8 @@ struct TORCHVQ_API ResidualFSQOptions {
   /// levels, its noise (see FSQOptions), int32 indices. Default: set by TORCHVQ_COMPAT.
   TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
   /// Options of every level: noise_dropout, orthogonal_rotation, keep_num_codebooks_dim. The stack
-  /// sets levels, bound, symmetry and layout; they are ignored here.
+  /// sets levels, bound, symmetry and layout; they are ignored here. So is projection_has_bias, as
+  /// in the reference: the stack's linear layers have a bias.
   TORCH_ARG(FSQOptions, fsq) = FSQOptions(std::vector<int64_t>());
 };
 
@@ -87,7 +88,7 @@ struct TORCHVQ_API GroupedResidualFSQOptions {
   TORCH_ARG(int64_t, dim);
   /// Residual stacks G, at least 1; each has its share of the features. Default: 1.
   TORCH_ARG(int64_t, groups) = 1;
-  /// Input is (B, dim, H, W). Default: false.
+  /// Input is (B, dim, *): sequences, images, volumes; sets is_channel_first. Default: false.
   TORCH_ARG(bool, accept_image_fmap) = false;
   /// Options of every stack.
   TORCH_ARG(ResidualFSQOptions, rfsq);

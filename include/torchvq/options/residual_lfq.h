@@ -53,7 +53,9 @@ struct TORCHVQ_API ResidualLFQOptions {
   TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
   /// Options of every level: weights of the losses, frac_per_sample_entropy (the same tokens for
   /// all levels), spherical, orthogonal_rotation, straight_through_activation, sync_codebook,
-  /// process_group. The stack sets shape, scale, clamp and layout; they are ignored here.
+  /// process_group. The stack sets shape, scale, clamp and layout; they are ignored here. So are
+  /// projection_has_bias, cosine_sim_project_in and cosine_sim_project_in_scale, as in the
+  /// reference: the stack's projections are linear layers with a bias.
   TORCH_ARG(LFQOptions, lfq);
 };
 
@@ -83,7 +85,7 @@ struct TORCHVQ_API GroupedResidualLFQOptions {
   TORCH_ARG(int64_t, dim);
   /// Residual stacks G, at least 1; each has its share of the features. Default: 1.
   TORCH_ARG(int64_t, groups) = 1;
-  /// Input is (B, dim, H, W). Default: false.
+  /// Input is (B, dim, *): sequences, images, volumes; sets is_channel_first. Default: false.
   TORCH_ARG(bool, accept_image_fmap) = false;
   /// Options of every stack.
   TORCH_ARG(ResidualLFQOptions, rlfq);

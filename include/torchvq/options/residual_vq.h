@@ -70,14 +70,16 @@ struct TORCHVQ_API ResidualVQOptions {
   // Levels ----------------------------------------------------------------------------------------
 
   /// Options of every level. The stack sets dim, codebook_size, codebook_dim, heads,
-  /// accept_image_fmap and return_zeros_for_masked_padding; they are ignored here.
+  /// accept_image_fmap and return_zeros_for_masked_padding; they are ignored here. So is
+  /// layernorm_after_project_in, as in the reference: levels have no projection.
   TORCH_ARG(VectorQuantizeOptions, vq) = VectorQuantizeOptions(1);
   /// All levels use one codebook (RQ-VAE, arXiv:2203.01941), which learns once per forward from the
   /// residuals of all levels. Default: false.
   TORCH_ARG(bool, shared_codebook) = false;
-  /// DiVeQ over the whole stack (https://openreview.net/forum?id=KRVnpTbx7R): the output is the
-  /// latent plus a simulated error in the direction of the sum of the codes, with noise of variance
-  /// vq().directional_reparam_variance(); codes learn by gradient, without commitment loss.
+  /// DiVeQ over the whole stack (https://openreview.net/forum?id=KRVnpTbx7R): in training the
+  /// output is the latent, moved by its distance from the sum of the codes in a noisy direction
+  /// towards it, with noise of variance vq().directional_reparam_variance(); codes learn by
+  /// gradient, without commitment loss. Evaluation gives the sum of the codes.
   /// Default: false.
   TORCH_ARG(bool, diveq) = false;
   /// Fraction of a level's gradient that reaches the residual of the next level, in [0, 1]. The

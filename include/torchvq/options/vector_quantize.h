@@ -85,8 +85,10 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// With route_gradients_to_input(false): gradient through the softmax over the codes
   /// (arXiv:1611.01144). Default: false.
   TORCH_ARG(bool, straight_through) = false;
-  /// DiVeQ: the output is the latent plus a simulated error in the direction of the code; codes
-  /// learn by gradient. Default: false.
+  /// DiVeQ: in training the output is the latent, moved by its distance from the code in a noisy
+  /// direction towards it; codes learn by gradient. Needs threshold_ema_dead_code or
+  /// dead_code_threshold_fraction above 0. Evaluation, and latents (after project_in) that require
+  /// no gradient, give the code. Default: false.
   TORCH_ARG(bool, directional_reparam) = false;
   /// Variance of the noise on that direction, 0 or more. Default: 0.005.
   TORCH_ARG(double, directional_reparam_variance) = 0.005;
@@ -204,10 +206,10 @@ struct TORCHVQ_API VectorQuantizeForwardOptions {
   TORCH_ARG(std::optional<torch::Tensor>, indices);
   /// (B, *), bool, true for real tokens.
   TORCH_ARG(std::optional<torch::Tensor>, mask);
-  /// (B,), integer, lengths of the sequences, instead of mask.
+  /// (B,), integer, lengths of sequences with one position axis, instead of mask; above N means N.
   TORCH_ARG(std::optional<torch::Tensor>, lens);
   /// Return the k nearest codes, or with sampling in training k different draws; the codebook is not
-  /// updated.
+  /// updated. Above K it means K. Only with one head.
   TORCH_ARG(std::optional<int64_t>, topk);
   /// Overrides the module's option.
   TORCH_ARG(std::optional<double>, sample_codebook_temp);

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_PLAIN = frozenset({bool, int, float, str, type(None)})
+_PLAIN = frozenset({bool, int, float, type(None)})
 _NO_OPTIONS = ("self", "__class__")
 
 
@@ -78,7 +78,8 @@ def _text(value: Any) -> str:
         # NumPy scalars and arrays, and tensors.
         return _text(value.tolist())
     if isinstance(value, str):
-        return str.__str__(value)
+        # Quoted, because "False" is not False, and "8" is no number.
+        return f"'{str.__str__(value)}'"
     if isinstance(value, Sequence):
         return f"[{', '.join(map(_text, value))}]"
     if hasattr(value, "__index__"):

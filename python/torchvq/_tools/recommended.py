@@ -25,8 +25,8 @@ def recommended(
     Args:
         quantizer: the class, or its name in any case; "vq", "rvq", "bsq" and "latent" are short for VectorQuantize,
             ResidualVQ, LFQ on the sphere and LatentQuantize.
-        bits: bits of a token, for stacks of a token and level. Sizes that are no power of two come near: 3 to 18 for
-            those that take ``levels``. Default: 10.
+        bits: bits of a token, for stacks of a token and level: 3 to 18 for classes that take ``levels``, whose sizes
+            only come near a power of two, 1 to 62 for LFQ and its stacks, 1 to 30 for the others. Default: 10.
         tokens: tokens of a training step, of all ranks, for VectorQuantize: ``decay`` is then such that a code's
             average holds some 40 of its tokens, within [0.9, 0.99]. Default: unknown, decay 0.95.
         moving: the distribution of the tokens moves while the codebook learns, as with an encoder that learns fast or
