@@ -14,6 +14,7 @@ from torchvq._base.ranks import group_of
 from torchvq._base.torch_private import WRAPPER_NAMES
 from torchvq._codebook.collapse import CollapseLimits, CollapseWarning, LevelWatch
 from torchvq._codebook.stats import CodebookStats, read_stats
+from torchvq.random_projection_quantizer import RandomProjectionQuantizer
 from torchvq.vector_quantize import VectorQuantize
 
 _PANELS = {
@@ -35,8 +36,8 @@ class Monitor:
     """Records the ``stats()`` of all quantizers inside a module, and warns of collapse.
 
     Args:
-        module: any module; every ``VectorQuantize`` inside, so every level of a residual stack, is watched under its
-            name in the module.
+        module: any module; every ``VectorQuantize`` inside, so every level of a ``ResidualVQ`` and every codebook of a
+            ``HierarchicalVQ``, is watched under its name in the module. Other quantizers keep no statistics.
         json_lines: a file to which one line per level and record is appended; see ``read_json_lines``.
         writer: a ``SummaryWriter`` of TensorBoard, or any object with its ``add_scalar``; tags are
             ``<tag>/<name>/<statistic>``.
@@ -171,11 +172,13 @@ class Monitor:
 
 
 def _quantizers(module: nn.Module) -> dict[str, VectorQuantize]:
+    """By name, without the codes that never learn, of which there are no statistics."""
     found = {}
     # DistributedDataParallel only wraps the module.
     prefix = "module." if [name for name, _ in module.named_children()] == ["module"] else ""
+    fixed = {part.vq for part in module.modules() if isinstance(part, RandomProjectionQuantizer)}
     for name, part in module.named_modules():
-        if isinstance(part, VectorQuantize):
+        if isinstance(part, VectorQuantize) and part not in fixed:
             own = ".".join(part for part in name.split(".") if part not in WRAPPER_NAMES)
             found[own.removeprefix(prefix) or "quantizer"] = part
     return found

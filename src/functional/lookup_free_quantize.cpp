@@ -1,9 +1,11 @@
 #include <torchvq/functional/lookup_free_quantize.h>
 
 #include <algorithm>
+#include <cmath>
 #include <tuple>
 
 #include <ATen/ops/scalar_tensor.h>
+#include <c10/util/Exception.h>
 
 #include <torchvq/distributed/all_reduce.h>
 #include <torchvq/functional/quantize_scalars.h>
@@ -38,7 +40,10 @@ std::optional<at::Tensor> absent_where(const LookupFreeArguments& arguments,
 /// Factor between a latent and the logit of its bit: the bit's two codes are twice the scale apart,
 /// and the distance to each is squared.
 double sharpness_of(const LookupFreeOptions& options) {
-  return 4 * options.inv_temperature() * options.scale();
+  const double inverse = options.inv_temperature();
+  TORCH_CHECK_VALUE(std::isfinite(inverse) && inverse >= 0,
+                    "LFQ: expected inv_temperature to be finite and at least 0, but got ", inverse);
+  return 4 * inverse * options.scale();
 }
 
 /// x as (C, T, D), with padding set to zero, since it may hold anything, including NaN.

@@ -67,7 +67,7 @@ void check_token_codes(const at::Tensor& x, const at::Tensor& codebook) {
 }
 
 at::Tensor searched_codes(const at::Tensor& codebook, at::ScalarType dtype, bool cosine) {
-  return cosine ? ops::unit_vectors(codebook) : codebook.to(dtype);
+  return cosine ? ops::unit_vectors(codebook.to(dtype)) : codebook.to(dtype);
 }
 
 /// The codes at indices (H, T, k); without topk, of the only one, without that axis.

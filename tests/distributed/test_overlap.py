@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import torchvq
 from torchvq import VectorQuantize
 
-STEPS = 20
+STEPS = 10
 State = dict[str, Tensor]
 # Codes that are parameters never overlap.
 OVERLAPPING = [case for case in CASES if case != "orthogonal"]

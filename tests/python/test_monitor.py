@@ -20,6 +20,7 @@ from torchvq import (
     CollapseWarning,
     GroupedResidualVQ,
     Monitor,
+    RandomProjectionQuantizer,
     ResidualVQ,
     VectorQuantize,
 )
@@ -140,8 +141,11 @@ def test_names_are_those_of_the_model_below_its_wrappers() -> None:
 
 
 def test_wrong_arguments_are_told() -> None:
-    with pytest.raises(ValueError, match=r"expected module to contain .* but got Linear"):
-        Monitor(nn.Linear(2, 2))
+    fixed = RandomProjectionQuantizer(dim=4, codebook_size=8, codebook_dim=2)
+    for module in (nn.Linear(2, 2), fixed):
+        with pytest.raises(ValueError, match=r"expected module to contain .* but got \w+ without"):
+            Monitor(module)
+    assert set(Monitor(nn.ModuleList([fixed, VectorQuantize(4, 8)])).quantizers) == {"1"}
     with pytest.raises(ValueError, match="expected every to be at least 1, but got 0"):
         Monitor(Model(), every=0)
     with pytest.raises(ValueError, match="expected the window of limits to be at least 1"):

@@ -35,6 +35,8 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "compatible": (dict(vqp_compat=True, num_quantizers=4, quantize_dropout=True), (2, 7, 3)),
     "groups": (dict(groups=2, dim=6), (2, 7, 6)),
     "groups_image": (dict(groups=2, dim=8, accept_image_fmap=True), (2, 8, 3, 5)),
+    "groups_image_sequence": (dict(groups=2, dim=8, accept_image_fmap=True), (2, 8, 5)),
+    "groups_image_volume": (dict(groups=2, dim=8, accept_image_fmap=True), (2, 8, 2, 3, 5)),
     "groups_dropout": (dict(groups=3, dim=9, quantize_dropout=True, num_quantizers=4), (2, 7, 9)),
 }
 
@@ -298,7 +300,6 @@ def test_bad_groups_and_calls():
         (lambda: module(x, mask=torch.ones(2, 6, dtype=torch.bool)), ValueError),
         (lambda: module.get_output_from_indices(torch.zeros(2, 7, 5).long()), ValueError),
         (lambda: module.get_output_from_indices(torch.full((2, 7, 4), 160)), IndexError),
-        (lambda: groups(wide.flatten(2)), ValueError),
         (lambda: groups(wide[:, :6]), ValueError),
         (lambda: groups.get_output_from_indices(torch.zeros(3, 2, 3, 5, 3).long()), ValueError),
     ]:

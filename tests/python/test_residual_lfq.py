@@ -189,15 +189,16 @@ def test_checkpointing(case):
     assert torch.equal(a.grad, b.grad) and torch.equal(plain.rng, again.rng)
 
 
-def test_images_of_groups():
+@pytest.mark.parametrize("positions", [(5,), (3, 4), (2, 3, 4)])
+def test_images_of_groups(positions):
     module = grouped(accept_image_fmap=True)
-    x = data((2, 8, 3, 4))
+    x = data((2, 8, *positions))
     quantized, indices, losses = module(x)
-    assert quantized.shape == x.shape and indices.shape == (2, 2, 3, 4, 3)
+    assert quantized.shape == x.shape and indices.shape == (2, 2, *positions, 3)
     assert losses.shape == (2, 3)
     torch.testing.assert_close(module.get_output_from_indices(indices), quantized)
     first = build(is_channel_first=True)(x[:, :4])
-    assert first[0].shape == (2, 4, 3, 4)
+    assert first[0].shape == (2, 4, *positions)
 
 
 def test_state_of_the_reference_and_copies():

@@ -10,6 +10,7 @@ from torchvq._base.torch_private import (
     has_saved_tensor_hooks,
     inside_backward,
     inside_reentrant_checkpoint,
+    traces_checkpoint,
 )
 
 
@@ -21,6 +22,13 @@ def recomputing() -> bool:
 def is_checkpointed() -> bool:
     """Whether the running forward may be a run of a checkpointed region, the first or another; quick if not."""
     if torch.compiler.is_compiling():
+        if traces_checkpoint():
+            # Compiled code would search, and learn, once more in the recomputation. torch.compile runs the forward
+            # uncompiled when it meets this error, unless it is told not to (fullgraph=True).
+            raise RuntimeError(
+                "torchvq: expected a quantizer in training to be outside of torch.utils.checkpoint in compiled code; "
+                "leave it out of the region, or compile without fullgraph"
+            )
         return False
     if inside_backward() or has_saved_tensor_hooks():
         return True

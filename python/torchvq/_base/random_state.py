@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchvq._base.checkpointing import is_checkpointed
 from torchvq._base.constants import ConstantBuffers
 from torchvq._base.options import keep_values
 from torchvq._base.replay import StepRecords
@@ -68,7 +69,7 @@ class RandomState(ConstantBuffers):
         """
         rng = self._buffers.get("rng")
         present = None if rng is None else rng.clone()
-        step = None if torch.compiler.is_compiling() else self._step_for(present)
+        step = self._step_for(present) if is_checkpointed() else None
         if step is None:
             yield present
         else:

@@ -81,6 +81,11 @@ CHECKPOINT_FORWARD = Part(
     "CheckpointFunction.forward.__code__",
     "quantizers inside torch.utils.checkpoint(use_reentrant=True) cannot train",
 )
+TRACED_CHECKPOINT = Part(
+    "torch._dynamo.variables.higher_order_ops",
+    "CheckpointHigherOrderVariable",
+    "quantizers inside torch.utils.checkpoint inside torch.compile get wrong gradients",
+)
 CHECKPOINT_BACKWARD = Part(
     "torch.utils.checkpoint",
     "CheckpointFunction.backward.__code__",
@@ -135,6 +140,7 @@ PARTS = (
     GRAPH_TASK,
     SAVED_TENSOR_HOOKS,
     CHECKPOINT_FORWARD,
+    TRACED_CHECKPOINT,
     CHECKPOINT_BACKWARD,
     CHECKPOINT_HOOKS,
     KEEPS_GRAPH,
@@ -243,6 +249,7 @@ class Regions(NamedTuple):
     recomputation: Recomputation | None  # the innermost that backward is repeating
 
 
+@outside_graphs("torchvq: looks for the checkpointed regions around the running code")
 def checkpointed_regions() -> Regions:
     """The regions that will recompute the running code, and the one whose recomputation is running.
 
@@ -263,6 +270,16 @@ def checkpointed_regions() -> Regions:
             run = Recomputation(frame.f_locals["frame"], frame.f_locals["gid"], last=False)
             return Regions(opened, run)
     return Regions(opened, None)
+
+
+@constant_in_graphs
+def traces_checkpoint() -> bool:
+    """Whether the code that torch.compile traces is inside a checkpointed region, or runs in one; asked at tracing."""
+    kind = TRACED_CHECKPOINT.get()
+    if any(isinstance(frame.f_locals.get("self"), kind) for frame in _frames()):
+        return True
+    opened, recomputation = checkpointed_regions()
+    return bool(opened) or recomputation is not None
 
 
 def _frames() -> Iterator[FrameType]:

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from torchvq._base.ranks import distributed_training
-from torchvq._base.torch_private import is_mapped, unmapped
+from torchvq._base.torch_private import inside_reentrant_checkpoint, is_mapped, unmapped
 
 __all__ = ["is_known", "is_mapped", "reads_at_once", "shared_flag", "takes_gradient", "version_of"]
 
@@ -16,7 +16,9 @@ def reads_at_once(tensor: Tensor) -> bool:
 
 
 def takes_gradient(tensor: Tensor) -> bool:
-    """Whether the tensor requires a gradient, or has a tangent; also below torch.vmap, which hides this."""
+    """Whether the tensor requires a gradient, or has a tangent; also below torch.vmap, which hides this, and in the
+    first run of a reentrant checkpoint, which computes without gradients what backward repeats with them.
+    """
     if tensor.requires_grad or torch.compiler.is_compiling():
         return tensor.requires_grad
     while is_mapped(tensor):
@@ -24,7 +26,9 @@ def takes_gradient(tensor: Tensor) -> bool:
     if tensor.requires_grad:
         return True
     dual = forward_ad.unpack_dual(tensor)  # type: ignore[no-untyped-call]
-    return dual.tangent is not None
+    if dual.tangent is not None:
+        return True
+    return not torch.is_grad_enabled() and inside_reentrant_checkpoint()
 
 
 def shared_flag(flag: Tensor) -> bool:

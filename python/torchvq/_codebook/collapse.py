@@ -11,9 +11,13 @@ class CollapseWarning(UserWarning):
 
 
 class CollapseLimits(NamedTuple):
-    """When ``Monitor`` warns. All are compared with means over the last ``window`` records of a level."""
+    """When ``Monitor`` warns. All are compared with running means of the records of a level.
 
-    #: Records over which means are taken, and after which warnings begin; at least 1.
+    They are plain means until there are ``window`` records, then exponential ones, in which a new record has the share
+    1 / ``window``.
+    """
+
+    #: Records after which warnings begin, and over which exponential means decay; at least 1.
     window: int = 50
     #: Warn when the perplexity is below this fraction of its best, in [0, 1]; 0 never warns.
     perplexity_fall: float = 0.5

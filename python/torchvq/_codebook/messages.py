@@ -67,7 +67,7 @@ def agree_in_stack(
         dtype: of the projected tokens.
         depth: the levels in use, if the caller's seed decides that and not the state that ranks share.
     """
-    begins = not all(codebook.initialised for codebook in codebooks)
+    begins = not all(codebook.begins_initialised for codebook in codebooks)
     sent = _messages(first, frozen=frozen, begins=begins, ema_update=first.ema_update)
     call = _call(first, sent, frozen, begins, dtype)
     if depth is not None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchvq._base.ranks import Ranks, noise_rng
 from torchvq._base.transforms import takes_gradient
-from torchvq._codebook.in_place import in_place_step, learns_in_place
+from torchvq._codebook.in_place import in_place_step, learns_in_place, own_backward
 from torchvq._codebook.losses import SearchedTokens, SearchResult
 from torchvq._codebook.request import Request
 
@@ -108,10 +108,11 @@ def codes_of_step(
     """The codes for tokens (B, N, dim), projected to (H, T, D), after the step of the codebook's own optimizer, if it
     has one; and the loss before that step, or None.
     """
-    codebook = codes_to_search(vq, request, tokens, projected.dtype)
-    if not learns_in_place(vq, vq._codebook) or request.frozen:
-        return codebook, None
-    in_place = in_place_step(vq, projected, codebook, mask, request.ranks)
+    in_place = None
+    if learns_in_place(vq, vq._codebook) and not request.frozen:
+        with own_backward():
+            codebook = codes_to_search(vq, request, tokens, projected.dtype)
+        in_place = in_place_step(vq, projected, codebook, mask, request.ranks)
     return codes_to_search(vq, request, tokens, projected.dtype), in_place
 
 

@@ -88,7 +88,7 @@ def _train(
         heads=layout.heads,
         separate=layout.separate,
         channel_first=layout.channel_first,
-        zeros_for_masked=vq.return_zeros_for_masked_padding,
+        zeros_for_masked=_zeros_for_masked(vq, before),
         learns=learns and at_once,
         finishes=steps and at_once,
     )
@@ -103,11 +103,14 @@ def _train(
     quantized, indices, loss, commitment, diversity, orthogonal = found
     codebook.record_totals(totals)
     if apart:
-        _learn_apart(vq, inputs, head_indices, request)
+        counts = _learn_apart(vq, inputs, head_indices, request)
         if vq.has_codebook_orthogonal_loss:
             orthogonal = orthogonal_loss(vq, head_indices)
             if request.targets is None:
                 loss = loss + vq.orthogonal_reg_weight * orthogonal
+        # Last, because it moves the generator, from which the orthogonal loss draws its codes.
+        masks = [_head_mask(vq, request)]
+        finish_step([vq], [head_indices], counts, masks, request.ranks)
     elif overlaps:
         _learn_later(vq, inputs, head_indices, request).settle_after_backward(quantized, loss)
     elif learns:
@@ -123,8 +126,9 @@ def _prepare(
     vq: "VectorQuantize", codebook: "Codebook", x: Tensor, request: Request, layout: Layout
 ) -> tuple[Tensor, Tensor | None]:
     """The codes to search, and the loss before the step of their own optimizer, or None."""
-    learning = not (request.frozen and codebook.initialised)
-    looks = learning and (codebook.affine_param or not codebook.initialised)
+    began = codebook.begins_initialised
+    learning = not (request.frozen and began)
+    looks = learning and (codebook.affine_param or not began)
     if not looks and request.transform is None and vq.in_place_codebook_optimizer is None:
         # Nothing needs the tokens before the search, so the operator splits them itself.
         codebook.begin_record()
@@ -154,7 +158,7 @@ def _evaluate(
         loss = layout.restore_positions(loss, x)
         commitment = layout.restore_positions(commitment, x)
     return Step(
-        layout.restore_tokens(quantized, x, request.mask, vq.return_zeros_for_masked_padding),
+        layout.restore_tokens(quantized, x, request.mask, _zeros_for_masked(vq, before)),
         layout.restore_positions(searched.indices, x),
         loss,
         LossBreakdown(commitment, zero, zero, zero),
@@ -182,25 +186,35 @@ def _learn_later(
 ) -> StepInFlight:
     """Counts the tokens now, and starts a step that learns from them when it settles."""
     codebook = vq._codebook
-    mask = None if request.mask is None else vq._layout.split_mask(request.mask)
+    mask = _head_mask(vq, request)
     begin_step([codebook])
     finish_step([vq], [indices], [], [mask], request.ranks, drew=False)
     tokens = StepTokens(inputs, indices, mask)
     return StepInFlight([codebook], [tokens], request.ranks, request.ema_update, request.weight)
 
 
-def _learn_apart(vq: "VectorQuantize", inputs: Tensor, indices: Tensor, request: Request) -> None:
-    """Learns outside the operator, with Python code between statistics and update."""
+def _learn_apart(
+    vq: "VectorQuantize", inputs: Tensor, indices: Tensor, request: Request
+) -> list[Tensor]:
+    """Learns outside the operator, with Python code between statistics and update; the counts, if it learnt."""
     codebook = vq._codebook
-    mask = None if request.mask is None else vq._layout.split_mask(request.mask)
     begin_step([codebook])
     counts = codebook.learn(
         inputs,
         indices,
-        mask,
+        _head_mask(vq, request),
         ema_update=request.ema_update,
         accumulate=request.accumulate,
         weight=request.weight,
         ranks=request.ranks,
     )
-    finish_step([vq], [indices], [] if counts is None else [counts], [mask], request.ranks)
+    return [] if counts is None else [counts]
+
+
+def _zeros_for_masked(vq: "VectorQuantize", before: Tensor | None) -> bool:
+    """Behind a projection padding is filled after the way back; until then it takes no gradient."""
+    return before is not None or vq.return_zeros_for_masked_padding
+
+
+def _head_mask(vq: "VectorQuantize", request: Request) -> Tensor | None:
+    return None if request.mask is None else vq._layout.split_mask(request.mask)

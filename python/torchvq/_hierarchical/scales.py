@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from torchvq._base.gradients import reaching
 from torchvq._base.ranks import Ranks
 from torchvq._codebook import losses as _losses
 from torchvq._codebook.learning import StepTokens, learn_together
@@ -139,10 +140,9 @@ def mean_loss(hvq: "HierarchicalVQ", done: ScaleWalk, depth: int | Tensor) -> Te
     loss = sum(used[1:], used[0]) / depth
     if not hvq.training or not isinstance(depth, int):
         return loss
-    # Wrappers wait for a gradient of every parameter; the sum of an empty slice gives a zero one.
     for index in range(depth, hvq.num_levels):
-        for weight in hvq.choose_phi(index).parameters():
-            loss = loss + weight.flatten()[:0].sum()
+        loss = reaching(loss, hvq.choose_phi(index).parameters())
+        loss = reaching(loss, hvq.levels[index].parameters())
     return loss
 
 

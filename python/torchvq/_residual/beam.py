@@ -57,7 +57,7 @@ def prepare_levels(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -
     Each level sees the residual of the nearest codes of the levels before it, as in greedy search.
     """
     codebooks = [level._codebook for level in rvq.levels]
-    changes = rvq.training and any(c.affine_param or not c.initialised for c in codebooks)
+    changes = rvq.training and any(c.affine_param or not c.begins_initialised for c in codebooks)
     count = request.depth if isinstance(request.depth, int) else rvq.num_quantizers
     residual = inputs.detach()
     path: Paths | None = None
@@ -72,12 +72,12 @@ def prepare_levels(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -
         elif changes:
             codes = _ops.quantize(
                 residual,
-                codebook.codes(),
+                codebook.codes().detach(),
                 codebook.rng,
                 metric=codebook.metric,
                 estimator="none",
             )[2]
-            residual = residual - codes.detach()
+            residual = residual - codes
 
 
 def level_mask(

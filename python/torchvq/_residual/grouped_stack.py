@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torchvq._base import joined as _joined
 from torchvq._base.contained import contained
-from torchvq._base.options import check_options, expect
+from torchvq._base.options import check_options
 from torchvq._residual.calls import groups_of
 from torchvq._residual.stack import ResidualStack, StackResult
 
@@ -49,13 +49,6 @@ class GroupedStack(nn.Module, Generic[Stack]):
         """The joined output, and the results of the groups; all groups drop the same levels."""
         owner = type(self).__name__
         self.stacks[0].layout._replace(dim=self.dim, owner=owner).check_input(x)
-        expect(
-            owner,
-            not self.accept_image_fmap or x.dim() == 4,
-            "x",
-            "of shape (B, dim, H, W) with accept_image_fmap",
-            f"shape {list(x.shape)}",
-        )
         depth = None
         results = []
         for stack, part in zip(self.stacks, x.chunk(self.groups, self.split_dim), strict=True):

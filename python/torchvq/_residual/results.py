@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
+from torchvq._base.gradients import reaching
 from torchvq._base.layout import Layout
 from torchvq._base.projection import projects_nothing
+from torchvq._base.ranks import distributed_training
 from torchvq._codebook.losses import Terms
 from torchvq._codebook.stats import finish_step
 from torchvq._residual.engine import leave, restore_codes, stack_levels
@@ -88,14 +90,27 @@ def _end_walk(started: Started, walk: Walk, terms: list[Terms], counts: list[Ten
 def _result(started: Started, step: Step) -> ResidualResult:
     rvq, layout, x, request, return_all_codes = started[:5]
     quantized = _restore(rvq, layout, step.quantized, x, request)
+    losses = _reaching_dropped(rvq, step.losses, request)
     if request.targets is not None:
-        return quantized, step.losses.sum()
+        return quantized, losses.sum()
     # Dropped levels have index -1 and codes of zeros.
     indices = layout.restore_positions(step.indices, x)
     if not return_all_codes:
-        return ResidualOutput(quantized, indices, step.losses)
+        return ResidualOutput(quantized, indices, losses)
     codes = _all_codes(rvq, layout, step.codes, indices, x, request)
-    return ResidualOutputWithCodes(quantized, indices, step.losses, codes)
+    return ResidualOutputWithCodes(quantized, indices, losses, codes)
+
+
+def _reaching_dropped(rvq: "ResidualVQ", losses: Tensor, request: StackRequest) -> Tensor:
+    """On ranks, dropped levels get gradients of zero; alone they get none, as in the reference."""
+    depth = request.depth
+    if not rvq.training or not isinstance(depth, int) or not distributed_training():
+        return losses
+    for number in range(depth, rvq.num_quantizers):
+        losses = reaching(losses, rvq.levels[number].parameters())
+        if rvq.implicit_neural_codebook:
+            losses = reaching(losses, rvq.mlp(number).parameters())
+    return losses
 
 
 def _restore(

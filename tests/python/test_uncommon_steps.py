@@ -1,0 +1,131 @@
+"""Steps of options that seldom meet: own optimizers without gradients, draws of a step that learns apart, padding."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from torchvq import ResidualVQ, VectorQuantize
+
+DIM, CODES = 8, 16
+OWN_OPTIMIZER = dict(
+    learnable_codebook=True,
+    ema_update=False,
+    in_place_codebook_optimizer=partial(torch.optim.SGD, lr=0.1),
+)
+
+
+def data(*shape: int) -> Tensor:
+    return torch.randn(*shape, DIM, generator=torch.Generator().manual_seed(0))
+
+
+def make(cls: Any = VectorQuantize, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return cls(dim=DIM, codebook_size=CODES, **options)
+
+
+def shifted(codes: Tensor) -> Tensor:
+    return codes[:, None, None].expand(-1, 2, 5, -1, -1)
+
+
+# The module's own optimizer --------------------------------------------------------------------------------------
+
+COMPUTED_CODES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "stored": (VectorQuantize, {}, {}),
+    "affine": (VectorQuantize, dict(affine_param=True), {}),
+    "bridge": (VectorQuantize, dict(vq_bridge=torch.nn.Linear(DIM, DIM)), {}),
+    "transform": (VectorQuantize, {}, dict(codebook_transform_fn=shifted)),
+    "affine levels": (ResidualVQ, dict(num_quantizers=2, affine_param=True), {}),
+}
+
+
+@pytest.mark.parametrize("case", COMPUTED_CODES)
+def test_an_own_optimizer_steps_without_gradients_as_with_them(case: str) -> None:
+    cls, options, call = COMPUTED_CODES[case]
+    codes = []
+    for how in ("plain", "no_grad", "reentrant"):
+        module = make(cls, **OWN_OPTIMIZER, **deepcopy(options))
+        x = data(2, 5).requires_grad_()
+        if how == "no_grad":
+            with torch.no_grad():
+                module(x, **call)
+        elif how == "reentrant":
+            step = lambda x, module=module: tuple(module(x, **call))  # noqa: E731
+            checkpoint(step, x, use_reentrant=True)[0].sum().backward()
+        else:
+            module(x, **call)
+        codes.append(next(module.parameters()).detach().clone())
+    assert torch.equal(codes[1], codes[0]) and torch.equal(codes[2], codes[0])
+
+
+def test_an_own_optimizer_of_double_codes_steps_without_gradients() -> None:
+    module = make(**OWN_OPTIMIZER).double()
+    before = module.codebook.clone()
+    with torch.no_grad():
+        module(data(2, 5))
+    assert not torch.equal(module.codebook, before)
+
+
+# A step that learns apart ------------------------------------------------------------------------------------------
+
+
+def test_the_orthogonal_loss_draws_its_codes_before_the_generator_moves() -> None:
+    """A function as weight learns in Python between two operators; ones as weight learn in one."""
+    losses = []
+    for weight in (torch.ones(CODES), lambda sums, counts: torch.ones(CODES)):
+        module = make(orthogonal_reg_weight=0.3, orthogonal_reg_max_codes=5)
+        found = [
+            module(data(2, 5), ema_update_weight=weight, return_loss_breakdown=True)[-1]
+            for _ in range(3)
+        ]
+        losses.append(torch.stack([own.orthogonal_reg for own in found]))
+    torch.testing.assert_close(losses[1], losses[0])
+    assert len(losses[0].unique()) == 3
+
+
+# Dtypes and padding ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("double", [False, True], ids=["double input", "double module"])
+@pytest.mark.parametrize("targets", [False, True])
+def test_codes_of_each_token_of_another_dtype_than_the_input(double: bool, targets: bool) -> None:
+    module = make(use_cosine_sim=True, commitment_use_cross_entropy_loss=True)
+    x = data(2, 5)
+    module, x = (module.double(), x) if double else (module, x.double())
+    call = dict(indices=torch.zeros(2, 5, dtype=torch.long)) if targets else {}
+    loss = module(x, codebook_transform_fn=shifted, **call)[1 if targets else 2]
+    assert loss.dtype == x.dtype
+    twin = make(use_cosine_sim=True, commitment_use_cross_entropy_loss=True).double()
+    expected = twin(x.double(), codebook_transform_fn=shifted, **call)[1 if targets else 2]
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_padding_behind_a_projection_sends_no_gradient_to_it() -> None:
+    module = make(codebook_dim=4, return_zeros_for_masked_padding=False).eval()
+    x = data(2, 5)
+    x[:, 3:] = torch.nan
+    output = module(x, mask=torch.arange(5).expand(2, 5) < 3).quantized
+    output[:, :3].sum().backward()
+    assert module.project_in.weight.grad is None
+    assert module.project_out.weight.grad.isfinite().all()
+    assert torch.equal(output[:, 3:].isnan(), torch.ones(2, 2, DIM, dtype=torch.bool))
+
+
+# Compiled sizes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_one_graph_serves_all_beams(training: bool) -> None:
+    module, twin = (make(ResidualVQ, num_quantizers=3).train(training) for _ in range(2))
+    torch.compiler.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)
+    for beam in (2, 3, 4):
+        found, expected = compiled(data(2, 5), beam_size=beam), twin(data(2, 5), beam_size=beam)
+        assert torch.equal(found.indices, expected.indices)
+        assert torch.equal(found.quantized, expected.quantized)
