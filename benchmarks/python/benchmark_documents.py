@@ -134,8 +134,8 @@ def _slower(cases: list[dict[str, Any]]) -> str:
         return f"In none of {len(pairs)} comparisons is torchvq the slower one.\n\n"
     ratio, who, name = lost[0]
     return (
-        f"torchvq is the slower one in {len(lost)} of {len(pairs)} comparisons, the most beside {who} in "
-        f"*{name}*, which takes {ratio:.2f} times as long.\n\n"
+        f"torchvq is the slower one in {len(lost)} of {len(pairs)} comparisons, the most beside {who}, which takes "
+        f"{ratio:.2f} times as long in *{name}*.\n\n"
     )
 
 

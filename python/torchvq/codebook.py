@@ -40,7 +40,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
     ``embed_avg``       (H, K, D)   moving average of the sum of the tokens of each code
     ``embed``           (H, K, D)   the codes; a parameter when they learn by gradient
     ``cooldown``        (H, K)      int64; steps until a code may be replaced, 0: modules set none
-    ``rng`` (2,)        int64; seed and step of the counter-based generator
+    ``rng``             (2,)        int64; seed and step of the counter-based generator
     ==================  ==========  =============================================================
 
     Floating-point state stays float32 (float64 once the module was cast to double) under ``.half()``, ``.bfloat16()``
@@ -265,7 +265,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
     ) -> None:
         """Prepares the search: k-means on the first training tokens, and the statistics of the affine map.
 
-        Evaluation changes nothing; codes that k-means has not set yet are used unchanged, with one warning.
+        Evaluation changes nothing; it uses codes that k-means has not set, with one message of the logger ``torchvq``.
         """
         if self._replay is not None:
             return

@@ -260,7 +260,7 @@ class FSQ(RandomState):
     # Codes -------------------------------------------------------------------------------------------------
 
     def codes_to_indices(self, zhat: Tensor) -> Tensor:
-        """Indices (*) of codes (*, D), which lie in [-1, 1]; others count as the nearest."""
+        """Indices (*) of codes (*, D) before the rotation, if any; they lie in [-1, 1], others count as the nearest."""
         indices: Tensor = _ops.scalar_code_indices(
             zhat, self.levels, symmetric=self.preserve_symmetry
         )

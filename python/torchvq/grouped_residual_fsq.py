@@ -18,17 +18,17 @@ class GroupedResidualFSQ(GroupedStack[ResidualFSQ]):
     Args:
         dim: features of the input, a multiple of ``groups``.
         groups: residual stacks ``G``, at least 1. Default: 1.
-        accept_image_fmap: input is (B, dim, H, W). Default: False.
+        accept_image_fmap: input is (B, dim, *): sequences, images, volumes; sets ``is_channel_first``. Default: False.
         **kwargs: options of every ``ResidualFSQ``.
 
     Raises:
         ValueError: an option out of range, or options that exclude each other.
 
     Example:
-        >>> rfsq = GroupedResidualFSQ(dim=256, groups=2, levels=[8, 5, 5, 3], num_quantizers=8)
+        >>> rfsq = GroupedResidualFSQ(dim=256, groups=2, levels=[8, 5, 5, 3], num_quantizers=6)
         >>> quantized, indices = rfsq(torch.randn(1, 1024, 256))
         >>> quantized.shape, indices.shape
-        (torch.Size([1, 1024, 256]), torch.Size([2, 1, 1024, 8]))
+        (torch.Size([1, 1024, 256]), torch.Size([2, 1, 1024, 6]))
     """
 
     def __init__(

@@ -18,7 +18,7 @@ class GroupedResidualLFQ(GroupedStack[ResidualLFQ]):
     Args:
         dim: features of the input, a multiple of groups.
         groups: residual stacks ``G``, at least 1. Default: 1.
-        accept_image_fmap: input is (B, dim, H, W). Default: False.
+        accept_image_fmap: input is (B, dim, *): sequences, images, volumes; sets ``is_channel_first``. Default: False.
         **kwargs: options of every stack, see ``ResidualLFQ``.
 
     Example:

@@ -77,7 +77,7 @@ class HierarchicalVQ(nn.Module):
         sync_every: see ``VectorQuantize``. Default: 1.
         vqp_compat: behave as ``vector_quantize_pytorch``: k-means on the coarsest scale, an update after each scale,
             dropped scales that have indices and update the codebook; and the differences of ``VectorQuantize``.
-            Default: what set by ``TORCHVQ_COMPAT``.
+            Default: set by ``TORCHVQ_COMPAT``.
 
     Raises:
         ValueError: an option out of range, or options that exclude each other.

@@ -65,7 +65,8 @@ class LFQ(RandomState):
         codebook_size: codes per codebook, a power of 2 up to 2^62. Default: 2^dim.
         entropy_loss_weight: weight of ``per_sample_entropy - diversity_gamma * batch_entropy``. Default: 0.1.
         commitment_loss_weight: weight of the mean squared distance between latents and codes. Default: 0, with which
-            latents grow without bound unless another option bounds them; the constructor warns.
+            latents grow without bound unless another option bounds them; the constructor then writes a message to the
+            logger ``torchvq``, which ``logging.getLogger("torchvq").setLevel(logging.ERROR)`` silences.
         diversity_gamma: weight of the batch entropy. Default: 1.
         straight_through_activation: module through which the gradient of the output reaches the latents; training
             only. Default: identity.

@@ -23,8 +23,9 @@ _Value = Any
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """The ``custom_translation_table`` of ``torch.onnx.export(..., dynamo=True)``.
 
-    It covers the operators of evaluation of ``VectorQuantize``, ``ResidualVQ`` (without beam), FSQ, LFQ, their residual
-    and grouped stacks, and the decoder of ``LatentQuantize``. Scalars, signs and all decoding give the same bits as
+    It covers the operators of evaluation of ``VectorQuantize``, ``ResidualVQ`` (without beam), SimVQ, FSQ, LFQ, their
+    residual and grouped stacks, ``HierarchicalVQ`` and ``RandomProjectionQuantizer``, and the decoder of
+    ``LatentQuantize``. Scalars, signs and all decoding give the same bits as
     torchvq. The search of codebooks is float32 arithmetic of the runtime: if two codes are equally near up to rounding,
     it may choose another code than the exact search.
 

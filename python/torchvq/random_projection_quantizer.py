@@ -70,9 +70,9 @@ class RandomProjectionQuantizer(WideBuffers):
     Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
 
     Example:
-        >>> targets = RandomProjectionQuantizer(dim=512, num_codebooks=16, codebook_dim=256, codebook_size=1024)
+        >>> targets = RandomProjectionQuantizer(dim=512, num_codebooks=4, codebook_dim=16, codebook_size=8192)
         >>> targets(torch.randn(1, 1024, 512)).shape
-        torch.Size([1, 1024, 16])
+        torch.Size([1, 1024, 4])
     """
 
     rand_projs: Tensor

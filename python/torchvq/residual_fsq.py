@@ -50,7 +50,8 @@ class ResidualFSQ(ResidualStack):
             with ``bound_hard_clamp``.
         bound_hard_clamp: levels bound their input by a clamp to [-1, 1] instead of tanh. Default: True.
         **kwargs: options of every level, see ``FSQ``: ``noise_dropout``, ``orthogonal_rotation``,
-            ``keep_num_codebooks_dim``, and those without effect. ``vqp_compat=True`` gives the gradient of
+            ``keep_num_codebooks_dim``, and those without effect, here also ``projection_has_bias``, as in the
+            reference: the stack's linear layers have a bias. ``vqp_compat=True`` gives the gradient of
             ``vector_quantize_pytorch``, whose gain is the sum of the gains of the levels, its noise and int32 indices.
 
     Raises:
@@ -63,10 +64,10 @@ class ResidualFSQ(ResidualStack):
     Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
 
     Example:
-        >>> rfsq = ResidualFSQ(dim=256, levels=[8, 5, 5, 3], num_quantizers=8)
+        >>> rfsq = ResidualFSQ(dim=256, levels=[8, 5, 5, 3], num_quantizers=6)
         >>> quantized, indices = rfsq(torch.randn(1, 1024, 256))
         >>> quantized.shape, indices.shape
-        (torch.Size([1, 1024, 256]), torch.Size([1, 1024, 8]))
+        (torch.Size([1, 1024, 256]), torch.Size([1, 1024, 6]))
     """
 
     scales: Tensor

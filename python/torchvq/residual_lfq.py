@@ -58,7 +58,9 @@ class ResidualLFQ(ResidualStack):
         is_channel_first: features on axis 1, whatever the number of position axes. Default: False.
         **kwargs: options of every level, see ``LFQ``: weights of the losses, ``frac_per_sample_entropy`` (the same
             tokens for all levels), ``spherical``, ``orthogonal_rotation``, ``straight_through_activation``,
-            ``sync_codebook``, ``process_group``. ``vqp_compat=True`` gives the gradient of
+            ``sync_codebook``, ``process_group``. ``projection_has_bias``, ``cosine_sim_project_in`` and
+            ``cosine_sim_project_in_scale`` have no effect, as in the reference: the stack's projections are linear
+            layers with a bias. ``vqp_compat=True`` gives the gradient of
             ``vector_quantize_pytorch``, whose gain is the number of levels, and its entropies.
 
     Raises:

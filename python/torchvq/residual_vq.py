@@ -54,9 +54,10 @@ class ResidualVQ(nn.Module):
             layers around the stack.
         shared_codebook: all levels use one codebook (RQ-VAE), which learns once per forward from the residuals of all
             levels. Default: False.
-        diveq: DiVeQ over the whole stack (https://openreview.net/forum?id=KRVnpTbx7R): the output is the latent
-            plus a simulated error in the direction of the sum of the codes, with noise of variance
-            ``directional_reparam_variance``; codes learn by gradient, without commitment loss. Default: False.
+        diveq: DiVeQ over the whole stack (https://openreview.net/forum?id=KRVnpTbx7R): in training the output is the
+            latent, moved by its distance from the sum of the codes in a noisy direction towards it, with noise of
+            variance ``directional_reparam_variance``; codes learn by gradient, without commitment loss. Evaluation
+            gives the sum of the codes. Default: False.
         heads: codes per latent and level; see ``VectorQuantize``. Default: 1.
         quantize_dropout: in training, use only a random number of the levels. Default: False.
         quantize_dropout_cutoff_index: the last level that is never dropped, counted from 0. Default: 0.
@@ -76,7 +77,8 @@ class ResidualVQ(nn.Module):
         quant_grad_frac: fraction of a level's gradient that reaches the residual of the next level, in [0, 1]. The
             gradient of each commitment loss is scaled by ``1 - quant_grad_frac`` for every level before it. Default: 0.
         return_zeros_for_masked_padding: masked outputs are zero; otherwise the input. Default: True.
-        **vq_kwargs: options of every level; see ``VectorQuantize``.
+        **vq_kwargs: options of every level; see ``VectorQuantize``. ``layernorm_after_project_in`` has no effect, as in
+            the reference: the levels have no projection.
 
     Raises:
         ValueError: an option out of range, or options that exclude each other.
@@ -241,9 +243,8 @@ class ResidualVQ(nn.Module):
         """Quantizes x; in training also updates the codebooks.
 
         Args:
-            x: (B, N, dim), (B, dim), or as the layout options say. Any floating dtype.
-            mask: bool, one per position, True for real tokens. Padding has no effect; its indices are
-                -1.
+            x: (B, *, dim), with any number of position axes or none, or as the layout options say. Any floating dtype.
+            mask: bool, (B, *), True for real tokens. Padding has no effect; its indices are -1.
             indices: target codes, in the shape of the returned indices or as a list of one tensor per level: the result
                 is then ``(quantized, loss)``, with the sum over levels of the cross-entropy of the distances with these
                 targets as loss. The residual is that of the nearest codes, not of the targets. -1 is left out.

@@ -60,8 +60,7 @@ class VectorQuantize(VectorQuantizeOptions):
         kmeans_iters: Lloyd iterations of the k-means initialisation, 0 or more. Default: 10.
         sync_kmeans: whether k-means uses the tokens of all ranks that learn together; otherwise only those of rank 0.
             Default: True.
-        use_cosine_sim: compare by cosine similarity; latents and codes become unit vectors (arXiv:2110.04627). Default:
-            False.
+        use_cosine_sim: cosine similarity; latents and codes become unit vectors (arXiv:2110.04627). Default: False.
         layernorm_after_project_in: layer norm after ``project_in``, if there is a projection. Default: False.
         threshold_ema_dead_code: a code whose moving average of tokens per step is below this is replaced by a token
             of the batch, unless it was used in this step. Default: 0, never.
@@ -83,8 +82,9 @@ class VectorQuantize(VectorQuantizeOptions):
             codes (Gumbel straight-through, arXiv:1611.01144). Default: False.
         rotation_trick: rotate and scale the gradient from code to latent (arXiv:2410.06424), with a bounded gain;
             otherwise it is copied. Default: True, but False with ``directional_reparam``.
-        directional_reparam: DiVeQ: the output is the latent plus a simulated error in the direction of the code;
-            codes learn by gradient. Default: False.
+        directional_reparam: DiVeQ: in training the output is the latent, moved by its distance from the code in a noisy
+            direction towards it; codes learn by gradient. Needs ``threshold_ema_dead_code`` or
+            ``dead_code_threshold_fraction``. Evaluation, and latents without a gradient, give the code. Default: False.
         directional_reparam_variance: variance of the noise on that direction, 0 or more. Default: 0.005.
         sync_codebook: whether ranks learn one codebook from the tokens of all ranks, with the bits that one process
             learns from the whole batch. None or True: in training, if a process group has several ranks. False: no
@@ -129,12 +129,12 @@ class VectorQuantize(VectorQuantizeOptions):
     Raises:
         ValueError: an option out of range, or options that exclude each other.
 
-    Dtypes: the output has the dtype of the input, indices are int64; distances, losses and moving averages are float32
-        (float64 for float64 input) under any autocast or module cast.
+    Dtypes: the output has the dtype of the input, indices are int64. Under any autocast or module cast distances and
+        losses are float32, and float64 for float64 tokens (behind a float32 projection tokens are float32); moving
+        averages stay float32 until the module is cast to double.
 
     Determinism: indices and the learnt codebook do not depend on threads, instruction set or block sizes. Random
-    choices come from a counter-based generator, which is seeded from torch's at construction and saved in the
-    checkpoint.
+    choices come from a counter-based generator, seeded from torch's at construction and saved in checkpoints.
 
     Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
 
@@ -306,15 +306,16 @@ class VectorQuantize(VectorQuantizeOptions):
         """Quantizes x; in training also updates the codebook.
 
         Args:
-            x: (B, N, dim); (B, dim); with ``channel_last=False`` (B, dim, N); or as the map options say. Any
-                floating dtype.
+            x: (B, *, dim), with any number of position axes or none; with ``channel_last=False`` (B, dim, *); or as the
+                map options say. Any floating dtype.
             indices: target codes: the result is then ``(quantized, loss)``, with the cross-entropy of the distances
                 with these targets as loss, in evaluation too. -1 is left out.
-            mask: bool, one per position, True for real tokens. Padding has no effect; its index is -1.
-            lens: (B,) integer, lengths of the sequences, instead of mask.
+            mask: bool, (B, *), True for real tokens. Padding has no effect; its index is -1.
+            lens: (B,) integer, lengths of sequences with one position axis, instead of mask; above N means N.
             topk: return the k nearest codes: quantized (B, N, k, dim), indices (B, N, k), loss per candidate (B, N,
                 k); without commitment loss a scalar in training, unweighted in evaluation. The codebook is not updated.
                 k is the last axis of quantized for channel-first layouts, too. Sampling draws k different codes.
+                Above K it means K. Only with one head.
             sample_codebook_temp: overrides the option for this call.
             freeze_codebook: overrides the option for this call.
             return_loss_breakdown: append a ``LossBreakdown`` of the unweighted terms.
@@ -332,8 +333,7 @@ class VectorQuantize(VectorQuantizeOptions):
             updated. A token with NaN or infinity gives NaN and index 0, and does not reach the codebook.
 
         Raises:
-            ValueError: wrong shapes or conflicting arguments. TypeError: wrong dtypes. IndexError: a target out of
-                range.
+            ValueError: wrong shapes or conflicting arguments. TypeError: wrong dtypes. IndexError: wrong targets.
         """
         layout = self._layout
         layout.check_input(x)

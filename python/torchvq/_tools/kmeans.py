@@ -31,11 +31,12 @@ def kmeans(
 ) -> KmeansOutput:
     """Clusters the vectors ``x``, (N, D) or (H, N, D), into ``codebook_size`` codes.
 
-    k-means++ spread seeding, then ``iterations`` Lloyd steps with exact means, of which all but the last go 1.7 times
-    as far as the mean, which lowers the error of a given number of steps; ``metric`` "euclidean" or "cosine"
-    (spherical k-means). ``mask``, (N,) or (H, N), is True for real vectors; vectors that are not finite are left
-    out. The result depends on the vectors and ``seed`` alone, not on their order. With at most ``codebook_size``
-    distinct vectors each becomes a code, and further codes repeat them with count 0.
+    Starts from k-means++ seeding, then takes ``iterations`` Lloyd steps with exact means. All steps but the last
+    overshoot: they move a code 1.7 times as far as the mean of its vectors, which lowers the error after a given number
+    of steps. ``metric`` is "euclidean" or "cosine" (spherical k-means). ``mask``, (N,) or (H, N), is True for real
+    vectors; vectors that are not finite are left out. The result depends on the vectors and ``seed`` alone, not on
+    their order. With at most ``codebook_size`` distinct vectors each becomes a code, and further codes repeat them with
+    count 0.
 
     Raises:
         ValueError: where a head has no usable vector, and for bad shapes and options.

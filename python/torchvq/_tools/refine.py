@@ -59,10 +59,11 @@ def refine(
         iterations: most refits, at least 0; each searches all tokens once or twice. Default: 10.
         beam_size: paths that the search keeps, best those of the evaluation to come. Default: 5.
         tolerance: a refit that lowers the error by less than this share of it is the last. Default: 1e-3.
-        noise: of the codes in the first three quarters of the searches, falling to 0, in standard deviations of each
-            feature over the codes of a level (or three times the root mean squared error before, where that is
-            less). With 12 refits and more it leads out of the nearest minimum; with few it may end above where it
-            began, and then nothing is changed. 0 is plain descent. Default: 0.
+        noise: size of the noise that is added to the codes in the first three quarters of the searches, falling to 0:
+            a multiple of the standard deviation of each feature over the codes of a level, or of three times the root
+            mean squared error before, where that is less. With 12 refits or more the noise helps to leave a local
+            minimum. With fewer the error may end above that at the beginning, and then nothing is changed. Default: 0,
+            no noise.
         ridge: tokens that the present code counts as in its refit, above 0; a code that no token chose stays as it
             is. Default: 8.
         seed: of the noise. Default: 0.
