@@ -127,6 +127,70 @@ def test_a_noisy_estimator_behind_a_projection_is_noisy_in_the_first_run() -> No
     assert torch.equal(outputs[1], outputs[0]) and torch.equal(outputs[2], outputs[0])
 
 
+ORTHOGONAL: dict[str, Callable[[], nn.Module]] = {
+    "VectorQuantize": partial(VectorQuantize, DIM, 8, orthogonal_reg_weight=1.0),
+    "ResidualVQ": partial(
+        ResidualVQ, dim=DIM, codebook_size=8, num_quantizers=3, orthogonal_reg_weight=1.0
+    ),
+    "beam": partial(
+        ResidualVQ,
+        dim=DIM,
+        codebook_size=8,
+        num_quantizers=3,
+        beam_size=2,
+        orthogonal_reg_weight=1.0,
+    ),
+    "shared": partial(
+        ResidualVQ,
+        dim=DIM,
+        codebook_size=8,
+        num_quantizers=3,
+        shared_codebook=True,
+        orthogonal_reg_weight=1.0,
+    ),
+    "scales": partial(
+        HierarchicalVQ,
+        dim=DIM,
+        codebook_size=8,
+        scales=(2, 4),
+        channel_first=False,
+        orthogonal_reg_weight=1.0,
+    ),
+}
+
+
+def gradient_of_codes(module: nn.Module, around: Callable[[Step], Step], **call: Any) -> Tensor:
+    """That of two forwards whose backward comes after both."""
+    generator, loss = torch.Generator().manual_seed(0), torch.zeros(())
+    for _ in range(2):
+        x = torch.randn(2, 8, DIM, generator=generator).requires_grad_()
+        loss = loss + around(lambda x: forward(module, x, **call))(x)[1].sum()
+    loss.backward()
+    return torch.cat([own.grad.flatten() for own in module.parameters() if own.grad is not None])
+
+
+@pytest.mark.parametrize("case", ORTHOGONAL)
+def test_losses_of_codes_that_averages_move_are_those_of_their_step(case: str) -> None:
+    gradients = []
+    for around in (lambda step: step, checkpointed(False)):
+        torch.manual_seed(0)
+        gradients.append(gradient_of_codes(ORTHOGONAL[case](), around))
+    assert torch.equal(gradients[1], gradients[0])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [dict(accum_ema_update=True), dict(ema_update_weight=lambda _, counts: counts.clamp(1, 1))],
+)
+def test_codes_drawn_for_a_loss_of_a_step_that_learns_apart(call: dict[str, Any]) -> None:
+    gradients = []
+    for around in (lambda step: step, checkpointed(False)):
+        torch.manual_seed(0)
+        module = VectorQuantize(DIM, 8, orthogonal_reg_weight=1.0, orthogonal_reg_max_codes=3)
+        gradients.append(gradient_of_codes(module, around, **call))
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
 # Compiled code -------------------------------------------------------------------------------------------------
 
 COMPILED: dict[str, Callable[[], nn.Module]] = {

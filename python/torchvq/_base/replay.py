@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchvq._base import checkpointing as _checkpointing
 from torchvq._base.options import keep_values
 from torchvq._base.torch_private import Recomputation, checkpointed_regions
+from torchvq._base.transforms import version_of
 
 if TYPE_CHECKING:
     from torchvq.codebook import Codebook
@@ -28,6 +29,7 @@ class Replay:
         self.initialised = initialised  # when the step began
         self.buffers: dict[str, Tensor | None] = {}
         self.embed: Tensor | None = None
+        self.settled: Tensor | None = None  # codes that are a parameter, if averages moved them in the step
         self.totals: list[Tensor] = []
         self.searched: list[Tensor] = []
 
@@ -160,8 +162,12 @@ class Replayed:
             return
         record = Replay(cast("Codebook", self).initialised)
         self._recording = record if self._replays.keep(record) else None
+        before = version_of(self.embed)
         try:
             yield
+            moved = version_of(self.embed) != before
+            if self._recording is not None and moved and isinstance(self.embed, nn.Parameter):
+                record.settled = self.embed.detach().clone()
         finally:
             self._recording = None
 
@@ -191,6 +197,13 @@ class Replayed:
             self._replay.put_codes(self._replay.searched[number])
         elif self._recording is not None:
             self._recording.searched.append(self.embed.detach().clone())
+
+    def settled_embed(self) -> Tensor:
+        """The codes after the step, of which losses are taken; in a recomputation those that the step left, with the
+        gradient of the parameter.
+        """
+        settled = None if self._replay is None else self._replay.settled
+        return self.embed if settled is None else settled + (self.embed - self.embed.detach())
 
     def record_totals(self, totals: list[Tensor]) -> None:
         """Keeps the totals over ranks for a recomputation."""

@@ -126,7 +126,7 @@ def shared_totals(
 def orthogonal_loss(vq: "VectorQuantize", indices: Tensor) -> Tensor:
     """The orthogonal regularisation of the codes after this step."""
     loss: Tensor = _ops.orthogonal_loss(
-        vq._codebook.embed,
+        vq._codebook.settled_embed(),
         indices=indices if vq.orthogonal_reg_active_codes_only else None,
         max_codes=vq.orthogonal_reg_max_codes,
         rng=vq._codebook.rng,
