@@ -481,7 +481,11 @@ def test_options_are_checked(options, message):
         (lambda m: m(torch.zeros(BITS)), ValueError, "expected x to have shape"),
         (lambda m: m(torch.zeros(2, 3, BITS), mask=torch.ones(2, 3)), TypeError, "mask to be bool"),
         (lambda m: m(torch.zeros(2, 3, BITS), mask=torch.ones(2, 4) > 0), ValueError, "mask"),
-        (lambda m: m(torch.zeros(2, 3, BITS), inv_temperature=-1.0), ValueError, "sharpness"),
+        (
+            lambda m: m(torch.zeros(2, 3, BITS), inv_temperature=-1.0),
+            ValueError,
+            "LFQ: expected inv_temperature to be finite and at least 0, but got",
+        ),
     ],
 )
 def test_calls_are_checked(call, error, message):

@@ -29,7 +29,9 @@ class Replay:
         self.initialised = initialised  # when the step began
         self.buffers: dict[str, Tensor | None] = {}
         self.embed: Tensor | None = None
-        self.settled: Tensor | None = None  # codes that are a parameter, if averages moved them in the step
+        self.settled: Tensor | None = (
+            None  # codes that are a parameter, if averages moved them in the step
+        )
         self.totals: list[Tensor] = []
         self.searched: list[Tensor] = []
 

@@ -90,7 +90,8 @@ def _end_walk(started: Started, walk: Walk, terms: list[Terms], counts: list[Ten
 def _result(started: Started, step: Step) -> ResidualResult:
     rvq, layout, x, request, return_all_codes = started[:5]
     quantized = _restore(rvq, layout, step.quantized, x, request)
-    losses = _reaching_dropped(rvq, step.losses, request)
+    # A step that is still on its way has no parameters, and asking for them would end it.
+    losses = step.losses if started.overlaps else _reaching_dropped(rvq, step.losses, request)
     if request.targets is not None:
         return quantized, losses.sum()
     # Dropped levels have index -1 and codes of zeros.
