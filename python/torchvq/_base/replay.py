@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from torchvq._base import checkpointing as _checkpointing
@@ -137,6 +138,20 @@ class StepRecords(Generic[_T]):
         return StepRecords, ()
 
 
+class _Settled(torch.autograd.Function):
+    """Values with the gradient of a parameter. Its only operator is one that selective checkpoints do not count, as the
+    first run has none.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, parameter: Tensor) -> Tensor:
+        return values.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        return None, gradients[0]
+
+
 class Replayed:
     """A codebook whose steps may lie in checkpointed regions."""
 
@@ -205,7 +220,7 @@ class Replayed:
         gradient of the parameter.
         """
         settled = None if self._replay is None else self._replay.settled
-        return self.embed if settled is None else settled + (self.embed - self.embed.detach())
+        return self.embed if settled is None else cast(Tensor, _Settled.apply(settled, self.embed))  # type: ignore[no-untyped-call]
 
     def record_totals(self, totals: list[Tensor]) -> None:
         """Keeps the totals over ranks for a recomputation."""
