@@ -153,7 +153,7 @@ LookupFreeStep lookup_free_quantize(const at::Tensor& x, const LookupFreeArgumen
   const auto codes =
       steps_at_once(options) ? step_at_once(step, options) : step_by_step(step, options);
   step.quantized = lookup_free_output(codes, x, arguments, options);
-  const auto indices = absent_where(arguments, options)
+  const auto indices = absent_where(arguments, options) && signs.mask
                            ? signs.indices.masked_fill(signs.mask->logical_not(), -1)
                            : signs.indices;
   step.indices = restore_positions(indices, x, layout);

@@ -1,6 +1,8 @@
 #include <torchvq/modules/checked_load.h>
 
+#include <deque>
 #include <string>
+#include <utility>
 
 #include <c10/util/Exception.h>
 
@@ -28,26 +30,46 @@ void check_stored(const std::string& owner, const std::string& name, const at::T
                     stored.scalar_type(), "; cast the module first, and load then");
 }
 
-void check_module(const std::string& owner, const std::string& prefix,
-                  const torch::nn::Module& module, InputArchive& archive) {
+void check_own_tensors(const std::string& owner, const std::string& prefix,
+                       const torch::nn::Module& module, InputArchive& archive) {
   for (const auto& item : module.named_parameters(/*recurse=*/false)) {
     check_stored(owner, prefix + item.key(), item.value(), archive, item.key(), false);
   }
   for (const auto& item : module.named_buffers(/*recurse=*/false)) {
     check_stored(owner, prefix + item.key(), item.value(), archive, item.key(), true);
   }
+}
+
+struct Child {
+  std::string prefix;
+  const torch::nn::Module* module;
+  InputArchive archive;
+};
+
+/// Adds the children that are in the archive; what is missing is torch's to report.
+void add_children(const std::string& prefix, const torch::nn::Module& module, InputArchive& archive,
+                  std::deque<Child>& children) {
   for (const auto& child : module.named_children()) {
     InputArchive own;
-    // What is missing is torch's to report.
-    if (!child.value()->is_serializable() || !archive.try_read(child.key(), own)) continue;
-    check_module(owner, prefix + child.key() + ".", *child.value(), own);
+    if (child.value()->is_serializable() && archive.try_read(child.key(), own)) {
+      children.push_back({prefix + child.key() + ".", child.value().get(), std::move(own)});
+    }
   }
 }
 
 }  // namespace
 
 void check_archive(const torch::nn::Module& module, InputArchive& archive) {
-  check_module(class_name(module), "", module, archive);
+  const auto owner = class_name(module);
+  std::deque<Child> children;
+  check_own_tensors(owner, "", module, archive);
+  add_children("", module, archive, children);
+  while (!children.empty()) {
+    Child next = std::move(children.front());
+    children.pop_front();
+    check_own_tensors(owner, next.prefix, *next.module, next.archive);
+    add_children(next.prefix, *next.module, next.archive, children);
+  }
 }
 
 }  // namespace torchvq::detail

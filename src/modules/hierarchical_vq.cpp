@@ -306,11 +306,11 @@ torch::Tensor HierarchicalVQImpl::decode_scale(int64_t scale, const torch::Tenso
 }
 
 torch::Tensor HierarchicalVQImpl::get_output_from_indices(
-    const std::vector<torch::Tensor>& given, const std::optional<std::vector<int64_t>>& full_shape,
-    const OptionalTensor& mask) {
-  const auto batch =
-      !given.empty() && given[0].defined() && given[0].dim() > 0 ? given[0].size(0) : 0;
-  const auto indices = checked_indices(given, batch);
+    const std::vector<torch::Tensor>& indices,
+    const std::optional<std::vector<int64_t>>& full_shape, const OptionalTensor& mask) {
+  const bool any = !indices.empty() && indices[0].defined() && indices[0].dim() > 0;
+  const auto batch = any ? indices[0].size(0) : 0;
+  const auto whole = checked_indices(indices, batch);
   const auto full = full_shape.value_or(resolved_.shapes.back());
   TORCH_CHECK_VALUE(static_cast<int64_t>(full.size()) == options.spatial_dims(),
                     "HierarchicalVQ: expected full_shape to be ", options.spatial_dims(),
@@ -318,7 +318,7 @@ torch::Tensor HierarchicalVQImpl::get_output_from_indices(
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
   torch::Tensor total;
   for (int64_t scale = 0; scale < num_levels(); ++scale) {
-    const auto decoded = decode_scale(scale, indices[scale], full);
+    const auto decoded = decode_scale(scale, whole[scale], full);
     total = (total.defined() ? total : at::zeros_like(decoded)).add(decoded);
   }
   if (mask) {

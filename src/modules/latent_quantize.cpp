@@ -234,17 +234,17 @@ torch::Tensor LatentQuantizeImpl::codes_to_indices(const torch::Tensor& zhat) co
   return options.vqp_compat() ? F::vqp_indices(indices, codebook_size()) : indices;
 }
 
-torch::Tensor LatentQuantizeImpl::indices_to_codes(const torch::Tensor& indices_,
+torch::Tensor LatentQuantizeImpl::indices_to_codes(const torch::Tensor& indices,
                                                    bool with_projection) {
-  const auto whole = detail::as_int64(kLatentQuantize, indices_);
-  const auto indices = keeps_codebooks() ? whole : whole.unsqueeze(-1);
-  TORCH_CHECK_VALUE(indices.dim() >= 2 && indices.size(-1) == options.num_codebooks(),
+  const auto whole = detail::as_int64(kLatentQuantize, indices);
+  const auto stacked = keeps_codebooks() ? whole : whole.unsqueeze(-1);
+  TORCH_CHECK_VALUE(stacked.dim() >= 2 && stacked.size(-1) == options.num_codebooks(),
                     kLatentQuantize, ": expected indices to have shape (B, *) and ",
-                    options.num_codebooks(), " codebooks, but got shape ", indices_.sizes());
-  auto codes = F::latent_decode(indices, values()).flatten(-2);
+                    options.num_codebooks(), " codebooks, but got shape ", indices.sizes());
+  auto codes = F::latent_decode(stacked, values()).flatten(-2);
   if (with_projection && project_out) {
     // The output of masked tokens is 0; the bias of the projection would change it.
-    codes = F::zero_absent(detail::apply_linear(project_out, codes), indices);
+    codes = F::zero_absent(detail::apply_linear(project_out, codes), stacked);
   }
   return options.channel_first() ? codes.movedim(-1, 1) : codes;
 }

@@ -112,6 +112,10 @@ void ResidualFSQImpl::to(torch::Dtype dtype, bool non_blocking) {
   cast_scales(dtype);
 }
 
+void ResidualFSQImpl::to(torch::Device device, bool non_blocking) {
+  KeptBuffers<ResidualFSQImpl>::to(device, non_blocking);
+}
+
 /// A module in float64 decodes in float64.
 void ResidualFSQImpl::cast_scales(torch::Dtype dtype) {
   if (dtype == at::kFloat || dtype == at::kDouble) scales_ = scales_.to(dtype);

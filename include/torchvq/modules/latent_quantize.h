@@ -71,7 +71,7 @@ class TORCHVQ_API LatentQuantizeImpl : public CheckedLoad<LatentQuantizeImpl>,
   /// Indices (*) of codes (*, D); each number counts as the nearest value.
   torch::Tensor codes_to_indices(const torch::Tensor& zhat) const;
   /// Codes of the indices that forward returns, in its layout; -1 gives zeros.
-  torch::Tensor indices_to_codes(const torch::Tensor& indices, bool project_out = true);
+  torch::Tensor indices_to_codes(const torch::Tensor& indices, bool with_projection = true);
   /// Mean of (z - zhat)^2; commitment_loss pulls z, quantization_loss pulls zhat.
   torch::Tensor commitment_loss(const torch::Tensor& z, const torch::Tensor& zhat) const;
   torch::Tensor quantization_loss(const torch::Tensor& z, const torch::Tensor& zhat) const;

@@ -97,7 +97,7 @@ class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
   /// of 3 axes or more, not counting the axis of codebooks, give features on axis 1 by default.
   ///
   /// Throws c10::IndexError for an index outside [-1, codebook_size()).
-  torch::Tensor indices_to_codes(const torch::Tensor& indices, bool project_out = true);
+  torch::Tensor indices_to_codes(const torch::Tensor& indices, bool with_projection = true);
 
   /// D, the bits of a code.
   int64_t codebook_dim() const { return bits_; }

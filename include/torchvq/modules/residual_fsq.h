@@ -47,13 +47,12 @@ struct ResidualFSQOutput {
 /// ```
 class TORCHVQ_API ResidualFSQImpl : public KeptBuffers<ResidualFSQImpl> {
  public:
-  using KeptBuffers<ResidualFSQImpl>::to;
-
   explicit ResidualFSQImpl(ResidualFSQOptions options);
 
   void reset() override;
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Device device, bool non_blocking = false) override;
   void pretty_print(std::ostream& stream) const override;
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
