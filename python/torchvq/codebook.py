@@ -367,8 +367,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         """The tensors that training changes, in the order of the operators' arguments."""
         # A lookup through the module takes six times as long.
         own: dict[str, Any] = self._buffers
-        codes = self.embed if self._replay is None else self.settled_embed()
-        state = [codes, *(own[name] for name in _AVERAGES)]
+        state = [self.settled_embed(), *(own[name] for name in _AVERAGES)]
         return state + self.kept_on(state[1].device) if self._kept else state
 
     def collecting(self, ranks: Ranks) -> dict[str, Any]:

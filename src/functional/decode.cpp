@@ -171,8 +171,7 @@ at::Tensor zero_absent(const at::Tensor& output, const at::Tensor& indices) {
       detail::is_readable(indices) && detail::is_readable(output) && !has_absent(indices)) {
     return output;
   }
-  // torch does not compare the wider unsigned types.
-  auto absent = (at::isSignedType(indices.scalar_type()) ? indices : indices.to(at::kLong)).lt(0);
+  auto absent = indices.lt(0);
   if (indices.dim() > axes) absent = absent.flatten(axes).all(-1);
   return output.masked_fill(absent.unsqueeze(-1), 0);
 }

@@ -164,14 +164,15 @@ FSPOutput FSPImpl::forward(const torch::Tensor& z, const FSPForwardOptions& call
 }
 
 torch::Tensor FSPImpl::indices_to_codes(const torch::Tensor& indices, double eps) {
+  const auto whole = detail::as_int64("FSP", indices);
   const bool wide = project_out && project_out->weight.scalar_type() == at::kDouble;
-  auto codes = ops::scalar_centroids(detail::as_int64("FSP", indices), options.levels(),
-                                     perturbation(eps), wide ? at::kDouble : at::kFloat);
+  auto codes = ops::scalar_centroids(whole, options.levels(), perturbation(eps),
+                                     wide ? at::kDouble : at::kFloat);
   if (project_out) {
     // The output of masked tokens is 0; the bias of the projection would change it.
-    codes = F::zero_absent(detail::apply_linear(project_out, codes), indices);
+    codes = F::zero_absent(detail::apply_linear(project_out, codes), whole);
   }
-  return options.channel_first() && indices.dim() > 0 ? codes.movedim(-1, 1) : codes;
+  return options.channel_first() && whole.dim() > 0 ? codes.movedim(-1, 1) : codes;
 }
 
 torch::Tensor FSPImpl::indices_to_act_value(const torch::Tensor& indices) const {

@@ -200,8 +200,8 @@ torch::Tensor FSQImpl::indices_to_level_indices(const torch::Tensor& indices) co
 }
 
 torch::Tensor FSQImpl::indices_to_codes(const torch::Tensor& indices) {
-  detail::check_defined("FSQ", "indices", indices);
-  const auto stacked = keeps_num_codebooks_dim() ? indices : indices.unsqueeze(-1);
+  const auto whole = detail::as_int64("FSQ", indices);
+  const auto stacked = keeps_num_codebooks_dim() ? whole : whole.unsqueeze(-1);
   TORCH_CHECK_VALUE(stacked.dim() >= 1 && stacked.size(-1) == options.num_codebooks(),
                     "FSQ.indices_to_codes: expected indices to be of shape (*, ",
                     options.num_codebooks(), "), but got ", indices.sizes());

@@ -13,9 +13,10 @@ namespace torchvq::detail {
 /// Indices as int64, the dtype that operators take. uint64 from 2^63 on becomes the largest int64,
 /// out of range for every codebook.
 ///
-/// Throws c10::TypeError for other dtypes than integers, bool among them.
+/// Throws c10::TypeError for other dtypes than integers, bool among them, and for sparse tensors.
 inline at::Tensor as_int64(const std::string& owner, const at::Tensor& indices) {
   check_defined(owner.c_str(), "indices", indices);
+  check_strided(owner.c_str(), "indices", indices);
   const auto dtype = indices.scalar_type();
   if (dtype == at::kLong) return indices;
   TORCH_CHECK_TYPE(at::isIntegralType(dtype, /*includeBool=*/false), owner,

@@ -64,9 +64,7 @@ at::Tensor merge_stack_heads(const at::Tensor& values, int64_t heads) {
   return heads == 1 ? values : values.unflatten(1, {-1, heads}).flatten(2);
 }
 
-std::vector<at::Tensor> decode(const StackFamily& family, const at::Tensor& given_indices,
-                               bool fewer) {
-  const auto indices = as_int64(family.layout.owner, given_indices);
+std::vector<at::Tensor> decode(const StackFamily& family, const at::Tensor& indices, bool fewer) {
   const auto given = indices.dim() > 0 ? indices.size(-1) : 0;
   TORCH_CHECK_VALUE(given <= family.levels && given >= (fewer ? 1 : family.levels),
                     family.layout.owner, ": expected indices to be of ", family.levels,
@@ -121,17 +119,19 @@ StackResult run_stack(const StackFamily& family, const at::Tensor& x,
 }
 
 at::Tensor stack_codes(const StackFamily& family, const at::Tensor& indices, bool fewer) {
-  return stack_levels(decode(family, indices, fewer), family.levels, 0);
+  const auto whole = as_int64(family.layout.owner, indices);
+  return stack_levels(decode(family, whole, fewer), family.levels, 0);
 }
 
 at::Tensor stack_output(const StackFamily& family, const at::Tensor& indices, bool fewer) {
-  const auto codes = decode(family, indices, fewer);
+  const auto whole = as_int64(family.layout.owner, indices);
+  const auto codes = decode(family, whole, fewer);
   auto output = at::zeros_like(codes[0]);
   for (const auto& level : codes) output = output.add(level);
   if (family.project_out) {
     output = apply_linear(family.project_out, output);
     // The output of masked tokens is 0; the bias of the projection would change it.
-    output = F::zero_absent(output, indices);
+    output = F::zero_absent(output, whole);
   }
   // (B, dim) has no position axis to move.
   return output.dim() > 2 ? family.layout.place_features(output) : output;

@@ -173,7 +173,6 @@ std::vector<torch::Tensor> ResidualVQImpl::codebooks() {
 }
 
 int64_t ResidualVQImpl::decoded_levels(const torch::Tensor& indices) const {
-  detail::check_defined("ResidualVQ", "indices", indices);
   const auto count = indices.dim() > 0 ? indices.size(-1) : 0;
   TORCH_CHECK_VALUE(
       count <= num_quantizers() && count >= (options.quantize_dropout() ? 1 : num_quantizers()),
@@ -202,7 +201,8 @@ std::vector<torch::Tensor> ResidualVQImpl::decode_levels(const torch::Tensor& in
 }
 
 torch::Tensor ResidualVQImpl::get_codes_from_indices(const torch::Tensor& indices) {
-  return detail::stack_levels(decode_levels(indices), num_quantizers(), 0);
+  const auto whole = detail::as_int64("ResidualVQ", indices);
+  return detail::stack_levels(decode_levels(whole), num_quantizers(), 0);
 }
 
 torch::Tensor ResidualVQImpl::decode_sum(const torch::Tensor& indices) {
@@ -215,22 +215,23 @@ torch::Tensor ResidualVQImpl::decode_sum(const torch::Tensor& indices) {
     return total;
   }
   std::vector<torch::Tensor> codebooks, affine;
-  for (int64_t number = 0; number < decoded_levels(indices); ++number) {
+  const auto count = decoded_levels(indices);
+  for (int64_t number = 0; number < count; ++number) {
     const auto [codes, map] = detail::decoding_codes(*levels[number]->codebook_state);
     codebooks.push_back(codes);
     affine.insert(affine.end(), map.begin(), map.end());
   }
   const auto layout = detail::layout_of(*this);
-  return functional::decode_residual(detail::as_int64("ResidualVQ", indices), codebooks,
-                                     layout.heads, layout.separate, affine);
+  return functional::decode_residual(indices, codebooks, layout.heads, layout.separate, affine);
 }
 
 torch::Tensor ResidualVQImpl::get_output_from_indices(const torch::Tensor& indices) {
-  auto output = decode_sum(indices);
+  const auto whole = detail::as_int64("ResidualVQ", indices);
+  auto output = decode_sum(whole);
   if (project_out) {
     output = detail::apply_linear(project_out, output);
     // The output of masked tokens is 0; the bias of the projection would change it.
-    output = functional::zero_absent(output, indices);
+    output = functional::zero_absent(output, whole);
   }
   // (B, dim) has no position axis to move.
   return output.dim() > 2 ? detail::layout_of(*this).place_features(output) : output;

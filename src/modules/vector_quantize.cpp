@@ -242,21 +242,22 @@ void VectorQuantizeImpl::set_codebook(const torch::Tensor& codes) {
 }
 
 torch::Tensor VectorQuantizeImpl::decode(const torch::Tensor& indices) {
-  const auto whole = detail::as_int64(kVectorQuantize, indices);
   const auto [codes, affine] = detail::decoding_codes(*codebook_state);
-  return functional::decode_indices(codes, whole, options.heads(),
+  return functional::decode_indices(codes, indices, options.heads(),
                                     options.separate_codebook_per_head(), affine);
 }
 
 torch::Tensor VectorQuantizeImpl::get_codes_from_indices(const torch::Tensor& indices) {
-  return detail::layout_of(options, kVectorQuantize).place_features(decode(indices));
+  return detail::layout_of(options, kVectorQuantize)
+      .place_features(decode(detail::as_int64(kVectorQuantize, indices)));
 }
 
 torch::Tensor VectorQuantizeImpl::get_output_from_indices(const torch::Tensor& indices) {
-  auto output = project_back(decode(indices));
+  const auto whole = detail::as_int64(kVectorQuantize, indices);
+  auto output = project_back(decode(whole));
   if (project_out) {
     // The output of masked tokens is 0; the bias of the projection would change it.
-    output = functional::zero_absent(output, indices);
+    output = functional::zero_absent(output, whole);
   }
   return detail::layout_of(options, kVectorQuantize).place_features(output);
 }

@@ -35,7 +35,7 @@ constexpr double kTokensOfMovingAverage = 16, kMostMovingDecay = 0.975;
 // Latents on a sphere, which keeps the entropies similar for all sizes.
 constexpr std::array kSigns{Setting{"spherical", "True"}, Setting{"entropy_loss_weight", "0.005"},
                             Setting{"commitment_loss_weight", "0.1"}};
-// In a stack, later levels are far from the sphere of the first.
+// With the weights above a stack collapses (docs/design/lookup-free-quantization.md, Stacks).
 constexpr std::array kStackedSigns{Setting{"commitment_loss_weight", "0.25"}};
 // Chiu et al. 2022, arXiv:2202.01855.
 constexpr std::array kRandomProjection{Setting{"codebook_dim", "16"}};

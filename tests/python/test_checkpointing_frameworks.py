@@ -28,6 +28,7 @@ DIM = 6
 Step = Callable[[Tensor], Any]
 DROPS = dict(dim=DIM, codebook_size=8, num_quantizers=3, quantize_dropout=True)
 BY_GRADIENT = dict(learnable_codebook=True, ema_update=False)
+SCALES = dict(dim=DIM, codebook_size=8, scales=(2, 4), channel_first=False)
 STACKS: dict[str, Callable[[], nn.Module]] = {
     "plain": partial(ResidualVQ, **DROPS),
     "groups": partial(GroupedResidualVQ, groups=2, **DROPS),
@@ -40,15 +41,7 @@ STACKS: dict[str, Callable[[], nn.Module]] = {
     "beam": partial(ResidualVQ, kmeans_init=True, beam_size=2, **DROPS),
     "learnable beam": partial(ResidualVQ, kmeans_init=True, beam_size=2, **BY_GRADIENT, **DROPS),
     "DiVeQ": partial(ResidualVQ, diveq=True, codebook_dim=4, **DROPS),
-    "scales": partial(
-        HierarchicalVQ,
-        dim=DIM,
-        codebook_size=8,
-        scales=(2, 4),
-        channel_first=False,
-        shared_codebook=False,
-        nested_dropout=0.9,
-    ),
+    "scales": partial(HierarchicalVQ, shared_codebook=False, nested_dropout=0.9, **SCALES),
 }
 FIRST_STEPS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -127,35 +120,13 @@ def test_a_noisy_estimator_behind_a_projection_is_noisy_in_the_first_run() -> No
     assert torch.equal(outputs[1], outputs[0]) and torch.equal(outputs[2], outputs[0])
 
 
+LEVELS = dict(dim=DIM, codebook_size=8, num_quantizers=3, orthogonal_reg_weight=1.0)
 ORTHOGONAL: dict[str, Callable[[], nn.Module]] = {
     "VectorQuantize": partial(VectorQuantize, DIM, 8, orthogonal_reg_weight=1.0),
-    "ResidualVQ": partial(
-        ResidualVQ, dim=DIM, codebook_size=8, num_quantizers=3, orthogonal_reg_weight=1.0
-    ),
-    "beam": partial(
-        ResidualVQ,
-        dim=DIM,
-        codebook_size=8,
-        num_quantizers=3,
-        beam_size=2,
-        orthogonal_reg_weight=1.0,
-    ),
-    "shared": partial(
-        ResidualVQ,
-        dim=DIM,
-        codebook_size=8,
-        num_quantizers=3,
-        shared_codebook=True,
-        orthogonal_reg_weight=1.0,
-    ),
-    "scales": partial(
-        HierarchicalVQ,
-        dim=DIM,
-        codebook_size=8,
-        scales=(2, 4),
-        channel_first=False,
-        orthogonal_reg_weight=1.0,
-    ),
+    "ResidualVQ": partial(ResidualVQ, **LEVELS),
+    "beam": partial(ResidualVQ, beam_size=2, **LEVELS),
+    "shared": partial(ResidualVQ, shared_codebook=True, **LEVELS),
+    "scales": partial(HierarchicalVQ, orthogonal_reg_weight=1.0, **SCALES),
 }
 
 

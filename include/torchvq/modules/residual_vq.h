@@ -115,7 +115,7 @@ class TORCHVQ_API ResidualVQImpl : public CheckedLoad<ResidualVQImpl>, public In
 
  private:
   void make_levels(const std::vector<int64_t>& sizes, int64_t inner);
-  /// The levels of these indices, (*, q); throws c10::ValueError for another number of them.
+  /// The levels of indices (*, q), int64; throws c10::ValueError for another number of them.
   int64_t decoded_levels(const torch::Tensor& indices) const;
   /// The codes (B, *, heads * D) of each level.
   std::vector<torch::Tensor> decode_levels(const torch::Tensor& indices);

@@ -30,9 +30,8 @@ class Replay:
         self.initialised = initialised  # when the step began
         self.buffers: dict[str, Tensor | None] = {}
         self.embed: Tensor | None = None
-        self.settled: Tensor | None = (
-            None  # codes that are a parameter, if averages moved them in the step
-        )
+        # Codes that are a parameter, if averages moved them in the step.
+        self.settled: Tensor | None = None
         self.totals: list[Tensor] = []
         self.searched: list[Tensor] = []
 
@@ -219,8 +218,10 @@ class Replayed:
         """The codes after the step, of which losses are taken; in a recomputation those that the step left, with the
         gradient of the parameter.
         """
-        settled = None if self._replay is None else self._replay.settled
-        return self.embed if settled is None else cast(Tensor, _Settled.apply(settled, self.embed))  # type: ignore[no-untyped-call]
+        if self._replay is None or self._replay.settled is None:
+            return self.embed
+        codes: Tensor = _Settled.apply(self._replay.settled, self.embed)  # type: ignore[no-untyped-call]
+        return codes
 
     def record_totals(self, totals: list[Tensor]) -> None:
         """Keeps the totals over ranks for a recomputation."""

@@ -103,14 +103,14 @@ def _train(
     quantized, indices, loss, commitment, diversity, orthogonal = found
     codebook.record_totals(totals)
     if apart:
-        counts = _learn_apart(vq, inputs, head_indices, request)
+        mask = _head_mask(vq, request)
+        counts = _learn_apart(vq, inputs, head_indices, mask, request)
         if vq.has_codebook_orthogonal_loss:
             orthogonal = orthogonal_loss(vq, head_indices)
             if request.targets is None:
                 loss = loss + vq.orthogonal_reg_weight * orthogonal
         # Last, because it moves the generator, from which the orthogonal loss draws its codes.
-        masks = [_head_mask(vq, request)]
-        finish_step([vq], [head_indices], counts, masks, request.ranks)
+        finish_step([vq], [head_indices], counts, [mask], request.ranks)
     elif overlaps:
         _learn_later(vq, inputs, head_indices, request).settle_after_backward(quantized, loss)
     elif learns:
@@ -194,7 +194,7 @@ def _learn_later(
 
 
 def _learn_apart(
-    vq: "VectorQuantize", inputs: Tensor, indices: Tensor, request: Request
+    vq: "VectorQuantize", inputs: Tensor, indices: Tensor, mask: Tensor | None, request: Request
 ) -> list[Tensor]:
     """Learns outside the operator, with Python code between statistics and update; the counts, if it learnt."""
     codebook = vq._codebook
@@ -202,7 +202,7 @@ def _learn_apart(
     counts = codebook.learn(
         inputs,
         indices,
-        _head_mask(vq, request),
+        mask,
         ema_update=request.ema_update,
         accumulate=request.accumulate,
         weight=request.weight,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base.gradients import reaching
-from torchvq._base.ranks import Ranks
+from torchvq._base.ranks import Ranks, distributed_training
 from torchvq._codebook import losses as _losses
 from torchvq._codebook.learning import StepTokens, learn_together
 from torchvq._codebook.losses import SearchedTokens, SearchResult, Terms
@@ -140,9 +140,12 @@ def mean_loss(hvq: "HierarchicalVQ", done: ScaleWalk, depth: int | Tensor) -> Te
     loss = sum(used[1:], used[0]) / depth
     if not hvq.training or not isinstance(depth, int):
         return loss
+    first = hvq.levels[0]
+    by_gradient = first.learnable_codebook or first.has_codebook_orthogonal_loss
     for index in range(depth, hvq.num_levels):
         loss = reaching(loss, hvq.choose_phi(index).parameters())
-        loss = reaching(loss, hvq.levels[index].parameters())
+        if by_gradient and distributed_training():
+            loss = reaching(loss, hvq.levels[index].parameters())
     return loss
 
 

@@ -90,8 +90,7 @@ def _end_walk(started: Started, walk: Walk, terms: list[Terms], counts: list[Ten
 def _result(started: Started, step: Step) -> ResidualResult:
     rvq, layout, x, request, return_all_codes = started[:5]
     quantized = _restore(rvq, layout, step.quantized, x, request)
-    # A step that is still on its way has no parameters, and asking for them would end it.
-    losses = step.losses if started.overlaps else _reaching_dropped(rvq, step.losses, request)
+    losses = _reaching_dropped(rvq, step.losses, request.depth)
     if request.targets is not None:
         return quantized, losses.sum()
     # Dropped levels have index -1 and codes of zeros.
@@ -102,10 +101,13 @@ def _result(started: Started, step: Step) -> ResidualResult:
     return ResidualOutputWithCodes(quantized, indices, losses, codes)
 
 
-def _reaching_dropped(rvq: "ResidualVQ", losses: Tensor, request: StackRequest) -> Tensor:
-    """On ranks, dropped levels get gradients of zero; alone they get none, as in the reference."""
-    depth = request.depth
+def _reaching_dropped(rvq: "ResidualVQ", losses: Tensor, depth: int | Tensor) -> Tensor:
+    """On ranks, dropped levels whose codes learn by gradient get one of zero; alone none, as in the reference."""
     if not rvq.training or not isinstance(depth, int) or not distributed_training():
+        return losses
+    first = rvq.levels[0]
+    # The options tell: a look into the codebook would end a step that is still on its way.
+    if not (first.learnable_codebook or first.has_codebook_orthogonal_loss):
         return losses
     for number in range(depth, rvq.num_quantizers):
         losses = reaching(losses, rvq.levels[number].parameters())

@@ -113,7 +113,7 @@ def _gradients(
     """The estimator of the output, and the gradient that levels hand on."""
     first = rvq.levels[0]
     codes = searched[0]
-    if not takes_gradient(tokens):
+    if rvq.training and not takes_gradient(tokens):
         codes = next(filter(takes_gradient, searched), codes)
     own = estimator(first, tokens, codes)
     return dict(

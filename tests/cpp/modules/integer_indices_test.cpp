@@ -90,6 +90,16 @@ TEST(IntegerIndicesTest, Scalars) {
                       [&](const auto& own) { return mapper->log_prob(logits, own); });
 }
 
+TEST(IntegerIndicesTest, SparseOnesAreRefused) {
+  const auto sparse = indices_of({2, 5}).to_sparse();
+  VectorQuantize vq(VectorQuantizeOptions(kDim).codebook_size(8));
+  expect_throw_with<c10::TypeError>([&] { vq->get_output_from_indices(sparse); },
+                                    "VectorQuantize: expected indices to be a dense tensor");
+  expect_throw_with<c10::TypeError>(
+      [&] { vq(at::randn({2, 5, kDim}), VectorQuantizeForwardOptions().indices(sparse)); },
+      "VectorQuantize: expected indices to be a dense tensor");
+}
+
 TEST(IntegerIndicesTest, Targets) {
   VectorQuantize vq(VectorQuantizeOptions(kDim).codebook_size(8));
   const auto x = at::randn({2, 5, kDim}), targets = indices_of({2, 5});
