@@ -6,9 +6,12 @@ source "$(dirname "$0")/stop.sh"
 python=$1
 shift
 log=$(mktemp --suffix=-pip.log)
-# With -q, because otherwise the log of a build would contain the whole output of ninja. Python compiles a module when it
-# is first imported; most of torch's never are, and compiling them all takes two thirds of the installation.
-if "$python" -m pip -q install --no-compile "$@" >"$log" 2>&1; then
+# Python compiles a module when it is first imported; most of torch's never are, and compiling them all takes two thirds of
+# the installation. With this variable Python keeps nothing that it compiles, and each import of torch would take 3 s more.
+compile=--no-compile
+if [[ -n ${PYTHONDONTWRITEBYTECODE:-} ]]; then compile=--compile; fi
+# With -q, because otherwise the log of a build would contain the whole output of ninja.
+if "$python" -m pip -q install "$compile" "$@" >"$log" 2>&1; then
   rm "$log"
   exit 0
 fi
