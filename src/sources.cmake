@@ -323,6 +323,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/paired_commitment_loss.cpp
   ops/cpu/prepare_codes.cpp
   ops/cpu/projected_residual_encode.cpp
+  ops/cpu/quantize_and_commit.cpp
   ops/cpu/random_normal.cpp
   ops/cpu/random_uniform.cpp
   ops/cpu/replace_dead_codes_.cpp

@@ -166,6 +166,7 @@ constexpr const char* kOtherOperators[] = {
     "paired_commitment_loss_backward",
     "pack_tokens",
     "pool_scale_mask",
+    "quantize_and_commit_backward",
     "random_bits",
     "random_normal",
     "random_uniform",

@@ -151,6 +151,12 @@ CASES: dict[str, Case] = {
     "nearest_code bias": Case((X, CODES), dict(bias=normal(2, 7), topk=2, return_distances=True)),
     "nearest_code half": Case((X.half(), CODES.half()), dict(return_distances=True)),
     "quantize_and_commit": Case((X, CODES[:1]), exact=False),
+    "quantize_and_commit_backward": Case(
+        (X * 2, torch.tensor(0.5), X, X.reshape(1, 80, 12) + 1), dict(rotates=True), exact=False
+    ),
+    "quantize_and_commit_backward straight": Case(
+        (X * 2, torch.tensor(0.5), X, X.reshape(1, 80, 12) + 1), dict(rotates=False)
+    ),
     "advance_rng_": Case((RNG.clone(), MASK)),
     # Products between the searches are summed in the device's order.
     "projected_residual_encode": Case((X, *PROJECTED), COSINE, exact=False),

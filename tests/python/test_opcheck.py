@@ -150,6 +150,10 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "advance_rng_": ((rng(), MASK), {}),
     "quantize_and_commit": ((X, CODEBOOK[:1]), {}),
     "quantize_and_commit straight": ((X, CODEBOOK[:1]), dict(estimator="straight_through")),
+    "quantize_and_commit_backward": (
+        (X * 2, torch.tensor(0.5), X, X.reshape(1, -1, X.shape[-1]) + 1),
+        dict(rotates=True),
+    ),
     # Codebooks.
     "quantize": ((X, CODEBOOK, rng()), {}),
     "quantize gumbel": ((X, CODEBOOK, rng()), dict(estimator="gumbel", temperature=0.5)),

@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from support import any_path
+
 ops = torch.ops.torchvq
 ESTIMATORS = ("straight_through", "rotation_trick", "none")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-SHAPES = [(2, 9, 5), (7, 5), (1, 1, 5), (3, 4, 2, 5), (0, 5), (2, 0, 5)]
+SHAPES = [(2, 9, 5), (7, 5), (1, 1, 5), (3, 4, 2, 5), (3, 8, 16), (4, 43), (0, 5), (2, 0, 5)]
+BACKWARD = {
+    "dispatched": ops.quantize_and_commit_backward,
+    "any": any_path("quantize_and_commit_backward"),
+}
 
 
 def tokens_and_codes(shape, dtype=torch.float32):
@@ -89,6 +95,78 @@ def test_each_result_has_its_gradient_alone(of, estimator):
         (result[0].square() if of == "quantized" else result[3]).sum().backward()
         found.append(leaf.grad)
     torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def gradients_and_parts(dtype, rotates, dim=13):
+    """Arguments of the backward for tokens of a dtype, and its result by formula in float64."""
+    generator = torch.Generator().manual_seed(dim)
+    x, grad = (torch.randn(3, 20, dim, generator=generator).to(dtype) for _ in range(2))
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    codes = torch.randn(1, 60, dim, generator=generator).to(wide)
+    weight = torch.tensor(2.5, dtype=wide)
+    rows, of_codes = x.double().reshape(1, 60, dim), codes.double()
+    expected = grad.double().reshape(1, 60, dim)
+    if rotates:
+        to, at = (v / v.norm(dim=-1, keepdim=True) for v in (of_codes, rows))
+        r = (to + at) / (to + at).norm(dim=-1, keepdim=True)
+        gain = of_codes.norm(dim=-1, keepdim=True) / rows.norm(dim=-1, keepdim=True)
+
+        def dot(a, b):
+            return (a * b).sum(-1, keepdim=True)
+
+        expected = gain * (expected - 2 * dot(expected, r) * r + 2 * dot(expected, to) * at)
+    expected = expected + 2.5 * 2 / x.numel() * (rows - of_codes)
+    return (grad, weight, x, codes), expected.reshape(x.shape)
+
+
+@pytest.mark.parametrize("path", BACKWARD)
+@pytest.mark.parametrize("rotates", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_both_gradients_by_their_formula(dtype, rotates, path):
+    arguments, expected = gradients_and_parts(dtype, rotates)
+    found = BACKWARD[path](*arguments, rotates=rotates)
+    assert found.dtype == dtype
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3}.get(dtype, 2e-2)
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("rotates", [True, False])
+def test_the_backward_is_the_sum_of_those_of_its_parts(rotates):
+    # 70 features: vectors of every instruction set, and some elements behind them.
+    (grad, weight, x, codes), _ = gradients_and_parts(torch.float32, rotates, dim=70)
+    rows, upstream = x.reshape(1, 60, 70), grad.reshape(1, 60, 70)
+    estimated = ops.rotation_trick_backward(upstream, rows, codes) if rotates else upstream
+    committed = ops.residual_commitment_loss_backward(weight.reshape(1), [rows], [codes])
+    for path in BACKWARD.values():
+        found = path(grad, weight, x, codes, rotates=rotates)
+        torch.testing.assert_close(
+            found,
+            (estimated + committed).reshape(x.shape),
+            rtol=0,
+            atol=0 if path == BACKWARD["dispatched"] else 1e-6,
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(grad_quantized=torch.zeros(3, 5)), ValueError, "expected grad_quantized"),
+        (dict(grad_quantized=torch.zeros(2, 5).long()), TypeError, "expected grad_quantized"),
+        (dict(grad_commitment=torch.zeros(1)), ValueError, "expected grad_commitment"),
+        (dict(grad_commitment=torch.zeros(()).double()), TypeError, "codes and grad_commitment"),
+        (dict(x=torch.zeros(10)), ValueError, "at least 2 dimensions"),
+        (dict(x=torch.zeros(2, 5).long()), TypeError, "expected x"),
+        (dict(codes=torch.zeros(2, 5)), ValueError, r"codes .*\(1, N, D\)"),
+        (dict(codes=torch.zeros(1, 3, 5)), ValueError, "those of the tokens"),
+        (dict(codes=torch.zeros(1, 2, 5).double()), TypeError, "codes and grad_commitment"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_of_the_backward_are_refused(change, error, message):
+    x, codes = torch.zeros(2, 5), torch.zeros(1, 2, 5)
+    given = dict(grad_quantized=x, grad_commitment=torch.zeros(()), x=x, codes=codes) | change
+    with pytest.raises(error, match=f"quantize_and_commit_backward: .*{message}"):
+        ops.quantize_and_commit_backward(**given, rotates=True)
 
 
 def test_a_second_derivative_is_refused_where_the_estimator_has_none():

@@ -30,6 +30,7 @@ calls = dict(
     residual_decode=lambda: ops.residual_decode(indices.unsqueeze(-1), [codes]),
     residual_lookup=lambda: ops.residual_lookup(x, [codes], indices.unsqueeze(-1)),
     residual_commitment_loss=lambda: ops.residual_commitment_loss(x, [x], [x]),
+    quantize_and_commit_backward=lambda: ops.quantize_and_commit_backward(x, torch.ones(()), x, x, rotates=True),
     residual_commitment_loss_backward=lambda: ops.residual_commitment_loss_backward(torch.ones(1), [x], [x]),
 )
 threads = lambda: len(os.listdir("/proc/self/task"))

@@ -38,4 +38,16 @@ TORCHVQ_API QuantizedAndCommitted quantize_and_commit(const at::Tensor& x,
                                                       const at::Tensor& codebook,
                                                       std::string_view estimator);
 
+/// dx of the formula above, in shape and dtype of x; `rotates` for the rotation trick, otherwise
+/// straight-through. No gradient.
+///
+/// @param grad_quantized   shape of x.
+/// @param grad_commitment  (), dtype of codes.
+/// @param x                (B, *, D), the input of forward.
+/// @param codes            (1, N, D), its output.
+TORCHVQ_API at::Tensor quantize_and_commit_backward(const at::Tensor& grad_quantized,
+                                                    const at::Tensor& grad_commitment,
+                                                    const at::Tensor& x, const at::Tensor& codes,
+                                                    bool rotates);
+
 }  // namespace torchvq::ops

@@ -1,9 +1,8 @@
-// Sum of squared differences over a range of tokens, in float64. Contiguous rows; memory-bound.
+// Factors and terms of the commitment loss, the mean of the squared differences of tokens and codes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-
-#include "kernels/cpu/lanes.h"
 
 namespace torchvq::kernels {
 
@@ -11,21 +10,12 @@ namespace torchvq::kernels {
 /// order of additions never depends on the number of threads.
 constexpr int64_t rows_of_squared_differences(int64_t dim) { return 8192 / (dim + 1) + 1; }
 
-/// `mask` may be null. Masked rows are not read.
+/// The factor of token - code in the gradient of the mean of `count` squares. Halving and doubling
+/// are exact, so the quotient is rounded once.
 template <typename T>
-double squared_differences(const T* x, const T* codes, const bool* mask, int64_t begin, int64_t end,
-                           int64_t dim) {
-  LaneSum sum;
-  for (int64_t row = begin; row < end; ++row) {
-    if (mask != nullptr && !mask[row]) continue;
-    const T* a = x + row * dim;
-    const T* b = codes + row * dim;
-    for_each_lane(dim, [&](int64_t i, int64_t l) {
-      const double difference = static_cast<double>(a[i]) - b[i];
-      sum.lane[l] += difference * difference;
-    });
-  }
-  return sum.total();
+constexpr T commitment_scale(T grad, int64_t count, bool masked) {
+  return masked ? grad * 2 / static_cast<T>(std::max<int64_t>(count, 1))
+                : grad / static_cast<T>(static_cast<double>(count) / 2);
 }
 
 }  // namespace torchvq::kernels

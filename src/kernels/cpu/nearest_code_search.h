@@ -14,13 +14,9 @@
 #include "kernels/cpu/nearest_code_decide.h"
 #include "kernels/cpu/nearest_code_exact.h"
 #include "kernels/cpu/nearest_code_scan.h"
+#include "kernels/cpu/parallel_for.h"
 
 namespace torchvq::kernels {
-
-/// Runs body(begin, end) over ranges that cover [0, count), each at least `grain` long, possibly in
-/// parallel.
-using ParallelFor = std::function<void(int64_t count, int64_t grain,
-                                       const std::function<void(int64_t, int64_t)>& body)>;
 
 /// Every code is in one class, except that repeated codes are dropped if k == 1; each
 /// class is in order of index.

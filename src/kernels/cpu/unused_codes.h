@@ -8,10 +8,13 @@
 #include <vector>
 
 #include "kernels/cpu/code_rows.h"
+#include "kernels/cpu/parallel_for.h"
 #include "kernels/cpu/unit_codes.h"
 #include "kernels/root.h"
 
 namespace torchvq::kernels {
+
+constexpr int64_t kDrawnPerTask = 16384;  // elements
 
 /// A code is unused if the moving average of its tokens is below this. One token of weight 1 lifts
 /// it above, so a code used in this step is never unused; an average this small would be pulled to
@@ -83,20 +86,25 @@ class DrawnCodes<float> {
 /// fraction of the distance.
 template <typename T, typename Step>
 void draw_unused_codes(const T* sizes, const std::vector<bool>& unused, const Step& step, bool unit,
-                       int64_t dim, T* codes) {
-  const int64_t count = std::count(unused.begin(), unused.end(), true);
+                       int64_t dim, const ParallelFor& parallel_for, T* codes) {
+  std::vector<int64_t> moved;
+  for (int64_t k = 0; k < static_cast<int64_t>(unused.size()); ++k)
+    if (unused[k]) moved.push_back(k);
+  const auto count = static_cast<int64_t>(moved.size());
   if (count == 0) return;
   const auto heaviest = heaviest_codes(sizes, unused, count);
   if (heaviest.empty()) return;
   const auto rows = code_rows_kernel(cpu_level());
-  DrawnCodes<T> drawn(rows, unit, dim);
-  size_t rank = 0;
-  for (int64_t k = 0; k < static_cast<int64_t>(unused.size()); ++k) {
-    if (!unused[k]) continue;
-    const int64_t target = heaviest[rank++ % heaviest.size()];
-    drawn.draw(codes + target * dim, step(k), codes + k * dim);
-  }
-  drawn.finish();
+  // Codes in use, which are the targets, do not move.
+  parallel_for(count, 1 + kDrawnPerTask / dim, [&](int64_t begin, int64_t end) {
+    DrawnCodes<T> drawn(rows, unit, dim);
+    for (int64_t rank = begin; rank < end; ++rank) {
+      const int64_t k = moved[rank];
+      const int64_t target = heaviest[rank % static_cast<int64_t>(heaviest.size())];
+      drawn.draw(codes + target * dim, step(k), codes + k * dim);
+    }
+    drawn.finish();
+  });
 }
 
 }  // namespace torchvq::kernels

@@ -3,10 +3,15 @@
 
 #include <tuple>
 
+#include <ATen/TensorOperators.h>
 #include <torch/library.h>
 
 #include <torchvq/ops/commitment_loss.h>
 #include <torchvq/ops/nearest_code.h>
+#include <torchvq/ops/residual_commitment_loss.h>
+#include <torchvq/ops/rotation_trick.h>
+
+#include "detail/transposed.h"
 
 namespace torchvq {
 namespace {
@@ -25,10 +30,23 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> quantize_and_commit(
           std::move(codes), std::move(commitment)};
 }
 
+at::Tensor quantize_and_commit_backward(const at::Tensor& grad_quantized,
+                                        const at::Tensor& grad_commitment, const at::Tensor& x,
+                                        const at::Tensor& codes, bool rotates) {
+  detail::check_quantize_and_commit_backward(grad_quantized, grad_commitment, x, codes);
+  const auto rows = detail::wide_rows(x);
+  auto total = detail::contiguous_rows(grad_quantized).reshape(rows.sizes()).to(rows.scalar_type());
+  if (rotates) total = ops::rotation_trick_backward(total, rows, codes);
+  const auto commitment = ops::residual_commitment_loss_backward(
+      grad_commitment.reshape({1}), at::TensorList(rows), at::TensorList(codes), std::nullopt);
+  return (total + commitment).to(x.scalar_type()).reshape(x.sizes());
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
   m.impl("quantize_and_commit", quantize_and_commit);
+  m.impl("quantize_and_commit_backward", quantize_and_commit_backward);
 }
 
 }  // namespace torchvq

@@ -55,6 +55,10 @@ struct QuantizeAndCommit : torch::autograd::Function<QuantizeAndCommit> {
     }
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &codes = saved[1];
+    if (grads[0].defined() && grads[3].defined() && !at::GradMode::is_enabled()) {
+      return {ops::quantize_and_commit_backward(grads[0], grads[3], x, codes, rotates),
+              at::Tensor(), at::Tensor()};
+    }
     const auto rows = detail::wide_rows(x);
     at::Tensor total;
     if (grads[0].defined()) {

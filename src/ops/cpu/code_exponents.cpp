@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -12,6 +13,8 @@
 
 namespace torchvq {
 namespace {
+
+constexpr int64_t kElementsPerTask = 1 << 16;
 
 int64_t floor_divide(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
 
@@ -29,11 +32,16 @@ kernels::RowMagnitude magnitude_of(const float* row, int64_t dim) {
 template <typename T>
 void fill_head(const T* codebook, int64_t size, int64_t dim, int32_t* exponents) {
   constexpr auto kNone = std::numeric_limits<int32_t>::min();
+  at::parallel_for(0, size, 1 + kElementsPerTask / dim, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) {
+      const auto magnitude = magnitude_of(codebook + k * dim, dim);
+      const bool counts = magnitude.finite && magnitude.value > 0;
+      exponents[k] = counts ? kernels::exponent_of(magnitude.value) : kNone;
+    }
+  });
   int64_t sum = 0, counted = 0;
   for (int64_t k = 0; k < size; ++k) {
-    const auto magnitude = magnitude_of(codebook + k * dim, dim);
-    const bool counts = magnitude.finite && magnitude.value > 0;
-    exponents[k] = counts ? kernels::exponent_of(magnitude.value) : kNone;
+    const bool counts = exponents[k] != kNone;
     sum += counts ? exponents[k] : 0;
     counted += counts;
   }

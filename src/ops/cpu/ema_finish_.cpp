@@ -8,6 +8,7 @@
 #include "detail/codebook_state.h"
 #include "kernels/cpu/codebook_average.h"
 #include "kernels/cpu/unused_codes.h"
+#include "ops/cpu/in_parallel.h"
 
 namespace torchvq {
 namespace {
@@ -37,7 +38,7 @@ void finish(const at::Tensor& cluster_size, const at::Tensor& embed_avg, double 
         });
     if (!(total > 0)) continue;
     const auto step = [&](int64_t) { return 1 - decay; };
-    kernels::draw_unused_codes(sizes + head * size, unused, step, unit, dim,
+    kernels::draw_unused_codes(sizes + head * size, unused, step, unit, dim, detail::in_parallel,
                                codes + head * size * dim);
   }
 }

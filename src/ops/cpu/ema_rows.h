@@ -16,6 +16,7 @@
 #include "kernels/cpu/unit_codes.h"
 #include "kernels/cpu/unused_codes.h"
 #include "kernels/fixed_point.h"
+#include "ops/cpu/in_parallel.h"
 
 namespace torchvq::detail {
 
@@ -130,7 +131,7 @@ void update_head(const EmaUpdate& update, const Sums& sums, int64_t head, T* clu
   if (!update.finish || !(total > 0)) return;
   const auto step = [&](int64_t k) { return std::clamp(update.weights[first + k], 0.0, 1.0); };
   kernels::draw_unused_codes(cluster_size + first, unused, step, update.unit, update.dim,
-                             embed + first * update.dim);
+                             in_parallel, embed + first * update.dim);
 }
 
 /// A head without tokens is not updated.

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "kernels/cpu/commitment_loss.h"
+#include "kernels/cpu/token_rows.h"
 
 namespace torchvq::detail {
 
@@ -18,11 +19,12 @@ double total_squared_difference(const at::Tensor& x, const at::Tensor& codes, co
   const int64_t blocks = (rows + block - 1) / block;
   const auto* a = x.const_data_ptr<T>();
   const auto* b = codes.const_data_ptr<T>();
+  const auto kernel = kernels::token_rows_kernel<T>(kernels::cpu_level());
   std::vector<double> partial(static_cast<size_t>(blocks));
   at::parallel_for(0, blocks, 4, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       partial[static_cast<size_t>(i)] =
-          kernels::squared_differences(a, b, mask, i * block, std::min(rows, (i + 1) * block), dim);
+          kernel.squared_differences(a, b, mask, i * block, std::min(rows, (i + 1) * block), dim);
     }
   });
   double total = 0;

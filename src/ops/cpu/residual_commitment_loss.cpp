@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include "detail/residual_arguments.h"
+#include "kernels/cpu/commitment_loss.h"
 #include "ops/cpu/mean_squared_difference.h"
 
 namespace torchvq {
@@ -51,16 +52,14 @@ at::Tensor residual_commitment_loss(const at::Tensor& x, at::TensorList inputs,
   return losses.to(dtype);
 }
 
-/// Factors of the differences of each level. Halving and doubling are exact, so the quotient is
-/// rounded once.
+/// Factors of the differences of each level.
 template <typename T>
 std::vector<T> scales_of(const at::Tensor& grads_, int64_t count, bool masked) {
   const auto grads = grads_.contiguous();
   const auto* grad = grads.const_data_ptr<T>();
   std::vector<T> scales;
   for (int64_t level = 0; level < grads.numel(); ++level) {
-    scales.push_back(masked ? grad[level] * 2 / static_cast<T>(std::max<int64_t>(count, 1))
-                            : grad[level] / static_cast<T>(static_cast<double>(count) / 2));
+    scales.push_back(kernels::commitment_scale(grad[level], count, masked));
   }
   return scales;
 }

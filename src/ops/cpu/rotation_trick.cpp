@@ -1,11 +1,10 @@
 #include "ops/rotation_trick.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include "detail/precision.h"
-#include "kernels/cpu/rotation_trick.h"
+#include "ops/cpu/token_gradients.h"
 
 namespace torchvq {
 namespace {
@@ -18,17 +17,9 @@ at::Tensor rotation_trick(const at::Tensor& x, const at::Tensor& codes) {
 template <typename T>
 at::Tensor backward_rows(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& codes) {
   auto grad_x = at::empty(x.sizes(), x.options());
-  const int64_t rows = x.size(0) * x.size(1), dim = x.size(2);
-  const auto* g = grad.const_data_ptr<T>();
-  const auto* from = x.const_data_ptr<T>();
-  const auto* to = codes.const_data_ptr<T>();
-  auto* result = grad_x.mutable_data_ptr<T>();
-  at::parallel_for(0, rows, 16384 / (dim + 1) + 1, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      const int64_t at = row * dim;
-      kernels::rotation_trick_backward_row(g + at, from + at, to + at, result + at, dim);
-    }
-  });
+  const detail::TokenRows<T> rows{grad.const_data_ptr<T>(), x.const_data_ptr<T>(),
+                                  codes.const_data_ptr<T>(), x.size(0) * x.size(1), x.size(2)};
+  detail::write_token_gradients<T>(rows, /*rotates=*/true, nullptr, grad_x.mutable_data_ptr<T>());
   return grad_x;
 }
 

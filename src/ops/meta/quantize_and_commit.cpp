@@ -17,8 +17,18 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> quantize_and_commit(
           rows.new_empty_symint(rows.sym_sizes()), rows.new_empty_symint(c10::SymIntArrayRef{})};
 }
 
+at::Tensor quantize_and_commit_backward(const at::Tensor& grad_quantized,
+                                        const at::Tensor& grad_commitment, const at::Tensor& x,
+                                        const at::Tensor& codes, bool /*rotates*/) {
+  detail::check_quantize_and_commit_backward(grad_quantized, grad_commitment, x, codes);
+  return x.new_empty_symint(x.sym_sizes());
+}
+
 }  // namespace
 
-TORCH_LIBRARY_IMPL(torchvq, Meta, m) { m.impl("quantize_and_commit", quantize_and_commit); }
+TORCH_LIBRARY_IMPL(torchvq, Meta, m) {
+  m.impl("quantize_and_commit", quantize_and_commit);
+  m.impl("quantize_and_commit_backward", quantize_and_commit_backward);
+}
 
 }  // namespace torchvq

@@ -1,9 +1,11 @@
 // The gradient estimators through their C++ functions: values, documented gradients, messages. The
 // Python tests (tests/python/test_<op>.py) compare them with formulas, finite differences and the
 // reference.
+#include <torchvq/ops/commitment_loss.h>
 #include <torchvq/ops/directional_reparam.h>
 #include <torchvq/ops/gumbel_straight_through.h>
 #include <torchvq/ops/lookup_codes.h>
+#include <torchvq/ops/quantize_and_commit.h>
 #include <torchvq/ops/rotation_trick.h>
 #include <torchvq/ops/sample_codes.h>
 #include <torchvq/ops/snapshot.h>
@@ -11,6 +13,9 @@
 #include <torchvq/ops/sync_update_v.h>
 
 #include <cmath>
+#include <limits>
+#include <optional>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -18,6 +23,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "expect_throw.h"
+#include "kernels/cpu/cpu_level.h"
 #include "kernels/cpu/lanes.h"
 
 namespace torchvq::gradient_estimators_test {
@@ -39,6 +45,36 @@ TEST(LanesTest, SumsEveryTermOnceWhateverTheSize) {
     kernels::for_each_lane(
         size, [&](int64_t i, int64_t l) { sum.lane[l] += static_cast<double>(i + 1); });
     EXPECT_EQ(sum.total(), static_cast<double>(size * (size + 1) / 2));
+  }
+}
+
+/// Everything that the kernels of kernels/cpu/token_rows.h give for the same tokens.
+std::vector<at::Tensor> token_rows_at(kernels::CpuLevel level, int64_t dim, at::ScalarType dtype) {
+  kernels::limit_cpu_level(level);
+  at::manual_seed(dim);
+  const auto x = at::randn({1, 40, dim}, dtype), codes = at::randn({1, 40, dim}, dtype);
+  const auto grad = at::randn({1, 40, dim}, dtype), weight = at::full({}, 0.7, dtype);
+  x.select(1, 3).zero_();  // straight-through
+  x.select(1, 4).fill_(std::numeric_limits<double>::infinity());
+  return {ops::rotation_trick_backward(grad, x, codes),
+          ops::quantize_and_commit_backward(grad, weight, x, codes, /*rotates=*/true),
+          ops::quantize_and_commit_backward(grad, weight, x, codes, /*rotates=*/false),
+          ops::commitment_loss(x.narrow(1, 5, 35), codes.narrow(1, 5, 35), std::nullopt)};
+}
+
+TEST(TokenRowsTest, HaveTheSameBitsAtEveryLevel) {
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    for (const int64_t dim : {1, 4, 7, 8, 16, 27, 64, 129}) {
+      const auto plain = token_rows_at(kernels::CpuLevel::kDefault, dim, dtype);
+      for (const auto level : {kernels::CpuLevel::kAvx2, kernels::CpuLevel::kAvx512}) {
+        const auto other = token_rows_at(level, dim, dtype);
+        for (size_t i = 0; i < plain.size(); ++i) {
+          EXPECT_TRUE(at::allclose(plain[i], other[i], 0, 0, /*equal_nan=*/true))
+              << dim << " " << i;
+        }
+      }
+      kernels::limit_cpu_level(kernels::best_cpu_level());
+    }
   }
 }
 

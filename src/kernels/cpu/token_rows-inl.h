@@ -1,0 +1,123 @@
+// Source of the kernels of token_rows.h; included by one file per instruction set, which defines TORCHVQ_LEVEL_NAME.
+// Compiled without contraction, so that all sets give the same bits.
+#include "kernels/cpu/doubles-inl.h"
+#include "kernels/cpu/token_rows.h"
+
+namespace torchvq::kernels {
+namespace {
+
+constexpr int64_t kSumLanes = 8;
+constexpr int64_t kParts = kSumLanes / kHalfLanes;
+
+/// LaneSum of lanes.h: the lanes between the vectors of a row and the elements behind them.
+struct LaneSums {
+  double lane[kSumLanes] = {};
+
+  double total() const {
+    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) +
+           ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+  }
+};
+
+inline Doubles wide(const float* from) { return widen(from); }
+inline Doubles wide(const double* from) { return load<Doubles>(from); }
+
+inline void store_as(float* to, Doubles v) { store(to, __builtin_convertvector(v, HalfFloats)); }
+inline void store_as(double* to, Doubles v) { store(to, v); }
+
+template <typename T>
+RowProducts products(const T* grad, const T* x, const T* code, int64_t dim) {
+  Doubles sums[5][kParts] = {};
+  const int64_t whole = dim / kSumLanes * kSumLanes;
+  for (int64_t i = 0; i < whole; i += kSumLanes) {
+#pragma GCC unroll 4
+    for (int64_t p = 0; p < kParts; ++p) {
+      const int64_t at = i + p * kHalfLanes;
+      const Doubles g = wide(grad + at), a = wide(x + at), c = wide(code + at);
+      sums[0][p] += a * a;
+      sums[1][p] += c * c;
+      sums[2][p] += a * c;
+      sums[3][p] += g * a;
+      sums[4][p] += g * c;
+    }
+  }
+  LaneSums lanes[5];
+  memcpy(lanes, sums, sizeof lanes);
+  for (int64_t i = whole; i < dim; ++i) {
+    const double g = grad[i], a = x[i], c = code[i];
+    lanes[0].lane[i - whole] += a * a;
+    lanes[1].lane[i - whole] += c * c;
+    lanes[2].lane[i - whole] += a * c;
+    lanes[3].lane[i - whole] += g * a;
+    lanes[4].lane[i - whole] += g * c;
+  }
+  return {lanes[0].total(), lanes[1].total(), lanes[2].total(), lanes[3].total(), lanes[4].total()};
+}
+
+/// The part of the estimator: rotated, or straight.
+template <typename T>
+void estimate(const RowGradient<T>& factors, const T* grad, const T* x, const T* code, int64_t dim,
+              T* to) {
+  const int64_t whole = dim / kHalfLanes * kHalfLanes;
+  if (factors.straight) {
+    for (int64_t i = 0; i < whole; i += kHalfLanes) store_as(to + i, factors.grad * wide(grad + i));
+    for (int64_t i = whole; i < dim; ++i) to[i] = (T)(factors.grad * (double)grad[i]);
+    return;
+  }
+  const auto combined = [&](auto g, auto a, auto c) {
+    return factors.grad * g + factors.token * a + factors.code * c;
+  };
+  for (int64_t i = 0; i < whole; i += kHalfLanes) {
+    store_as(to + i, combined(wide(grad + i), wide(x + i), wide(code + i)));
+  }
+  for (int64_t i = whole; i < dim; ++i) {
+    to[i] = (T)combined((double)grad[i], (double)x[i], (double)code[i]);
+  }
+}
+
+template <typename T>
+void gradient(const RowGradient<T>& factors, const T* grad, const T* x, const T* code, int64_t dim,
+              T* to) {
+  estimate(factors, grad, x, code, dim, to);
+  if (factors.commitment == nullptr) return;
+  const T scale = *factors.commitment;
+  for (int64_t i = 0; i < dim; ++i) to[i] = to[i] + (x[i] - code[i]) * scale;
+}
+
+template <typename T>
+double squared_differences(const T* x, const T* codes, const bool* mask, int64_t begin, int64_t end,
+                           int64_t dim) {
+  LaneSums sum;
+  const int64_t whole = dim / kSumLanes * kSumLanes;
+  for (int64_t row = begin; row < end; ++row) {
+    if (mask != nullptr && !mask[row]) continue;
+    const T *a = x + row * dim, *c = codes + row * dim;
+    Doubles parts[kParts];
+    memcpy(parts, sum.lane, sizeof parts);
+    for (int64_t i = 0; i < whole; i += kSumLanes) {
+#pragma GCC unroll 4
+      for (int64_t p = 0; p < kParts; ++p) {
+        const int64_t at = i + p * kHalfLanes;
+        const Doubles difference = wide(a + at) - wide(c + at);
+        parts[p] += difference * difference;
+      }
+    }
+    memcpy(sum.lane, parts, sizeof parts);
+    for (int64_t i = whole; i < dim; ++i) {
+      const double difference = (double)a[i] - (double)c[i];
+      sum.lane[i - whole] += difference * difference;
+    }
+  }
+  return sum.total();
+}
+
+template <typename T>
+TokenRowsOf<T> rows_of() {
+  return {products<T>, gradient<T>, squared_differences<T>};
+}
+
+}  // namespace
+
+TokenRowsKernel TORCHVQ_LEVEL_NAME(token_rows)() { return {rows_of<float>(), rows_of<double>()}; }
+
+}  // namespace torchvq::kernels
