@@ -177,7 +177,7 @@ def calls_in(page: str) -> list[ast.Call]:
 
 
 def test_choosing_md_repeats_it() -> None:
-    """The first block of each class shows the recommended settings."""
+    """The first block of each class shows the recommended settings, and besides them only the beam."""
     first: dict[str, dict] = {}
     for call in calls_in("docs/choosing.md"):
         written = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
@@ -189,6 +189,8 @@ def test_choosing_md_repeats_it() -> None:
         expected = {key: settings[key] for key in given}
         assert given == expected, f"docs/choosing.md shows other settings of {name}"
         assert settings.keys() & SIZES <= written.keys()
+        more = written.keys() - settings.keys() - SIZES - {"dim", "num_quantizers"}
+        assert more == ({"beam_size"} if name == "ResidualVQ" else set())
 
 
 @pytest.mark.parametrize(
