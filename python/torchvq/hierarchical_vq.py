@@ -326,9 +326,10 @@ class HierarchicalVQ(nn.Module):
         if self.training:
             begin_step(codebooks)
         depth = self._depth()
-        done = _scales.walk(self, maps, request._replace(depth=depth))
+        request = request._replace(depth=depth)
+        done = _scales.walk(self, maps, request)
         if self.training:
-            _scales.finish_scales(self, done, request.ranks)
+            _scales.finish_scales(self, done, request)
         return done, depth
 
     def _depth(self) -> int | Tensor:

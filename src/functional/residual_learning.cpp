@@ -73,7 +73,7 @@ std::vector<Counts> learn_stacks_(const std::vector<StackStep>& stacks,
 
 void finish_levels_(at::TensorList step_counts, const std::vector<SearchedTokens>& levels,
                     const std::vector<CodebookState>& states, const Counts& counts, bool drew,
-                    bool alone) {
+                    bool alone, const std::optional<at::Tensor>& depth) {
   Counts indices, masks, rng;
   for (const auto& level : levels) {
     indices.push_back(level.indices);
@@ -82,7 +82,7 @@ void finish_levels_(at::TensorList step_counts, const std::vector<SearchedTokens
   // A shared generator is advanced once; generators of levels that are not in use are left alone.
   const auto drawn = drew ? std::min(levels.size(), states.size()) : 0;
   for (size_t i = 0; i < drawn; ++i) rng.push_back(states[i].rng);
-  finish_step_(step_counts, indices, rng, counts, masks, alone);
+  finish_step_(step_counts, indices, rng, counts, masks, alone, depth);
 }
 
 }  // namespace torchvq::functional

@@ -35,6 +35,6 @@ std::vector<std::vector<at::Tensor>> learn_stacks_(const std::vector<StackStep>&
 /// @param drew    whether levels drew numbers from their generators.
 void finish_levels_(at::TensorList step_counts, const std::vector<SearchedTokens>& levels,
                     const std::vector<CodebookState>& states, const std::vector<at::Tensor>& counts,
-                    bool drew, bool alone);
+                    bool drew, bool alone, const std::optional<at::Tensor>& depth = std::nullopt);
 
 }  // namespace torchvq::functional

@@ -317,7 +317,7 @@ void Stack::finish(const std::vector<Level>& levels, const Tensors& counts) cons
   std::vector<SearchedTokens> searched;
   for (const auto& level : levels) searched.push_back(level.searched);
   finish_levels_(arguments_.step_counts, searched, arguments_.states, counts,
-                 options_.learns() || options_.draws(), ranks_.alone());
+                 options_.learns() || options_.draws(), ranks_.alone(), arguments_.depth);
 }
 
 at::Tensor Stack::learn(const Walk& walk, Tensors& totals) const {

@@ -151,7 +151,8 @@ VectorQuantizeStep vector_quantize_(const at::Tensor& x, const CodebookState& st
 }
 
 void finish_step_(at::TensorList step_counts, at::TensorList indices, at::TensorList rng,
-                  at::TensorList counts, at::TensorList masks, bool alone) {
+                  at::TensorList counts, at::TensorList masks, bool alone,
+                  const std::optional<at::Tensor>& depth) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> chosen;
   for (const auto& level : indices) {
@@ -162,7 +163,8 @@ void finish_step_(at::TensorList step_counts, at::TensorList indices, at::Tensor
     if (i < counts.size()) {
       ops::advance_rng_(rng[i], counts[i]);
     } else if (!alone) {
-      ops::advance_rng_(rng[i]);
+      const auto used = [&] { return depth->gt(static_cast<int64_t>(i)); };
+      ops::advance_rng_(rng[i], depth ? std::optional(used()) : std::nullopt);
     } else if (indices[i].sym_size(1) > 0) {
       ops::advance_rng_(rng[i], masks.empty() ? std::nullopt : std::optional(masks[i]));
     }

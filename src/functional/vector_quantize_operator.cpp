@@ -95,6 +95,6 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       torchvq::functional::step_op);
   m.def(
       "finish_step_(Tensor(a!)[] step_counts, Tensor[] indices, Tensor(b!)[] rng, *, "
-      "Tensor[] counts, Tensor[] masks, bool alone=True) -> ()",
+      "Tensor[] counts, Tensor[] masks, bool alone=True, Tensor? depth=None) -> ()",
       torchvq::functional::finish_step_);
 }

@@ -188,6 +188,10 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         ([integers(1, 2, 7)], [INDICES], [rng()]),
         dict(counts=[], masks=[MASK]),
     ),
+    "finish_step_ depth": (
+        ([integers(1, 2, 7)] * 2, [INDICES] * 2, [rng(), rng()]),
+        dict(counts=[], masks=[], alone=False, depth=torch.tensor(1)),
+    ),
     "vector_quantize_": (
         (normal(2, 8, 9), CODEBOOK.clone(), state(), rng(), integers(1, 2, 7)),
         dict(

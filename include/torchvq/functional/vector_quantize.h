@@ -73,9 +73,11 @@ vector_quantize_(const at::Tensor& x, const CodebookState& state,
 ///                     not learn, a rank does not know the tokens of the others, so on several
 ///                     ranks every step counts.
 /// @param masks        (H, T), bool, for each level in use, or none.
+/// @param depth        (), int64: levels in use, if only the device knows their number; the
+///                     generators of the levels from there on are left alone. Default: all.
 TORCHVQ_API void finish_step_(at::TensorList step_counts, at::TensorList indices,
                               at::TensorList rng, at::TensorList counts, at::TensorList masks,
-                              bool alone);
+                              bool alone, const std::optional<at::Tensor>& depth = std::nullopt);
 
 /// Seed and step (2,) for draws per token: ranks hold different tokens, so they draw different
 /// numbers.

@@ -64,6 +64,7 @@ def finish_step(
     ranks: Ranks,
     uses: Sequence[Tensor] | None = None,
     drew: bool = True,
+    depth: int | Tensor | None = None,
 ) -> None:
     """Ends a training step: keeps the tokens per code, and advances the generators.
 
@@ -75,6 +76,7 @@ def finish_step(
         masks: (H, T) for each level in use.
         uses: receive the tokens per code of each level. Default: the quantizers' ``step_counts``.
         drew: whether to advance the generators; a frozen step that drew nothing leaves them.
+        depth: levels in use, where only the device knows their number; dropped levels keep their generators.
     """
     if quantizers[0]._codebook.replaying:
         return
@@ -90,6 +92,7 @@ def finish_step(
         counts=counts,
         masks=[mask for mask in masks if mask is not None],
         alone=ranks.alone,
+        depth=depth if isinstance(depth, Tensor) else None,
     )
 
 

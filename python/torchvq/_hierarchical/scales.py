@@ -122,8 +122,10 @@ def targets_of(
     return targets
 
 
-def finish_scales(hvq: "HierarchicalVQ", done: ScaleWalk, ranks: Ranks) -> None:
+def finish_scales(hvq: "HierarchicalVQ", done: ScaleWalk, request: ScaleRequest) -> None:
     """Ends the step: counts the uses of codes of each scale."""
+    # In the reference, dropped scales take part in the step like the others.
+    depth = None if hvq.vqp_compat else request.depth
     searched, uses = [scale.result.searched for scale in done.scales], hvq.counts_of_scales()
     quantizers = hvq.levels
     if hvq.shared_codebook:
@@ -131,7 +133,7 @@ def finish_scales(hvq: "HierarchicalVQ", done: ScaleWalk, ranks: Ranks) -> None:
         searched, uses = [_together(searched), *searched], [quantizers[0].step_counts, *uses]
         quantizers = quantizers[:1]
     indices, masks = [part.indices for part in searched], [part.mask for part in searched]
-    finish_step(quantizers, indices, done.counts, masks, ranks, uses)
+    finish_step(quantizers, indices, done.counts, masks, request.ranks, uses, depth=depth)
 
 
 def mean_loss(hvq: "HierarchicalVQ", done: ScaleWalk, depth: int | Tensor) -> Tensor:

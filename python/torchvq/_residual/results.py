@@ -78,7 +78,8 @@ def _end_walk(started: Started, walk: Walk, terms: list[Terms], counts: list[Ten
         masks = [part.mask for part in searched]
         # A step that settles later advances the generators itself.
         drew = not started.overlaps and (not request.frozen or rvq.draws)
-        finish_step(rvq.levels, indices, counts, masks, request.ranks, drew=drew)
+        depth = request.depth
+        finish_step(rvq.levels, indices, counts, masks, request.ranks, drew=drew, depth=depth)
     return Step(
         walk.output,
         stack_levels(indices, every, -1, -1),

@@ -13,6 +13,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <torchvq/functional/vector_quantize.h>
+
 #include "expect_throw.h"
 
 namespace torchvq::residual_quantize__test {
@@ -244,6 +246,20 @@ TEST(ResidualQuantizeTest, DepthOnTheDeviceIsThatNumberOfLevels) {
   EXPECT_TRUE(at::equal(step.quantized, expected.quantized));
   EXPECT_TRUE(at::equal(step.losses, expected.losses));
   EXPECT_EQ(step.codes[2].abs().sum().item<double>(), 0);
+}
+
+/// On several ranks a step that learns nothing does not know whether others had tokens.
+TEST(ResidualQuantizeTest, LevelsBeyondADepthOnTheDeviceKeepTheirGenerators) {
+  std::vector<at::Tensor> uses, indices, rng;
+  for (int64_t level = 0; level < kLevels; ++level) {
+    uses.push_back(at::zeros({1, kCodes}, at::kLong));
+    indices.push_back(at::zeros({1, kRows}, at::kLong));
+    rng.push_back(at::tensor({level, int64_t{5}}));
+  }
+  F::finish_step_(uses, indices, rng, {}, {}, /*alone=*/false, at::tensor(int64_t{2}));
+  for (int64_t level = 0; level < kLevels; ++level) {
+    EXPECT_EQ(rng[level][1].item<int64_t>(), level < 2 ? 6 : 5);
+  }
 }
 
 TEST(ResidualQuantizeTest, MaskedTokensTakeNoPart) {
