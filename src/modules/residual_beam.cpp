@@ -49,21 +49,22 @@ at::Tensor drawing_rng(const ResidualVQImpl& rvq, int64_t level, const StackRequ
 /// codes (H, T, w, K, D).
 std::optional<at::Tensor> candidates_of(const ResidualVQImpl& rvq, int64_t level,
                                         const ops::ResidualPaths& paths, const at::Tensor& codes,
-                                        const StackRequest& request, int64_t beam, int64_t block) {
+                                        const StackRequest& request, int64_t block) {
   const double temperature = sampling_temperature(rvq, request.temperature);
   if (temperature == 0) return std::nullopt;
   // Each path is treated as a head with one token, because it has its own codes.
   const auto drawn =
       ops::sample_codes(paths.residual.flatten(0, 2).unsqueeze(1), codes.flatten(0, 2),
                         drawing_rng(rvq, level, request), temperature, "euclidean", block,
-                        std::min(beam, codes.size(3)));
+                        std::min(request.beam, codes.size(3)));
   const auto sorted = std::get<0>(drawn.sort(-1));
   return sorted.view(
       {paths.score.size(0), paths.score.size(1), paths.score.size(2), sorted.size(2)});
 }
 
 /// The `beam` best extensions by a level of an implicit codebook, whose codes are computed for a
-/// block of paths at a time.
+/// block of paths at a time. With sampling, among `request.beam` codes that each path draws, also at
+/// the last level, where one path remains.
 ops::ResidualPaths extend_implicit(ResidualVQImpl& rvq, int64_t level,
                                    const ops::ResidualPaths& paths, const StackRequest& request,
                                    int64_t beam) {
@@ -78,7 +79,7 @@ ops::ResidualPaths extend_implicit(ResidualVQImpl& rvq, int64_t level,
   return extend_in_blocks(paths, step, [&](const ops::ResidualPaths& block, int64_t begin) {
     auto codes = base.expand({-1, block.score.size(1), -1, -1, -1});
     if (level > 0) codes = rvq.mlps[level - 1]->rows(base, block.decoded.unsqueeze(3));
-    const auto candidates = candidates_of(rvq, level, block, codes, request, beam, begin / step);
+    const auto candidates = candidates_of(rvq, level, block, codes, request, begin / step);
     if (candidates) codes = at::take_along_dim(codes, candidates->unsqueeze(-1), -2);
     return ops::extend_paths(block, codes, beam, candidates, weight);
   });

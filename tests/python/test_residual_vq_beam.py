@@ -224,6 +224,14 @@ def test_draws_of_all_codes_are_the_beam_itself(generator):
     assert torch.equal(sampled.indices, make(freeze_codebook=True)(x, beam_size=CODES).indices)
 
 
+def test_draws_of_all_implicit_codes_are_the_beam_itself(generator):
+    """Every level draws as many codes as the beam is wide, the last one too."""
+    x = tokens(generator)
+    options = dict(freeze_codebook=True, **IMPLICIT)
+    sampled = make(stochastic_sample_codes=True, **options)(x, beam_size=CODES)
+    assert torch.equal(sampled.indices, make(**options)(x, beam_size=CODES).indices)
+
+
 @pytest.mark.parametrize("options", [{}, IMPLICIT], ids=["plain", "implicit"])
 def test_a_seed_repeats_the_draws_of_a_beam(options, generator):
     x = tokens(generator)
@@ -236,7 +244,13 @@ def test_a_seed_repeats_the_draws_of_a_beam(options, generator):
 
 
 @pytest.mark.parametrize(
-    "options", [dict(quantize_dropout=True), dict(stochastic_sample_codes=True), {}]
+    "options",
+    [
+        dict(quantize_dropout=True),
+        dict(stochastic_sample_codes=True),
+        dict(quantize_dropout=True, stochastic_sample_codes=True),
+        {},
+    ],
 )
 def test_implicit_beams_compile(options, generator):
     """Dropout leaves the depth to the device: the best path of the levels in use."""

@@ -39,7 +39,10 @@ def first_paths(inputs: Tensor) -> Paths:
 def extend_implicit(
     rvq: "ResidualVQ", index: int, paths: Paths, request: "StackRequest", beam: int
 ) -> Paths:
-    """The ``beam`` best extensions by a level, whose codes are computed for a block of paths at a time."""
+    """The ``beam`` best extensions by a level, whose codes are computed for a block of paths at a time.
+
+    With sampling, among ``request.beam`` codes that each path draws, also at the last level, where one path remains.
+    """
     codebook = rvq.levels[index]._codebook
     base = stored_codes(codebook, paths.residual.dtype).detach()[:, None, None]
     width = paths.score.shape[2]
@@ -53,7 +56,7 @@ def extend_implicit(
             codes = base.expand(-1, block.score.shape[1], -1, -1, -1)
             if index > 0:
                 codes = rvq.mlp(index).rows(base, block.decoded.unsqueeze(3))
-            candidates = _candidates(rvq, index, block, codes, request, beam, number)
+            candidates = _candidates(rvq, index, block, codes, request, number)
             if candidates is not None:
                 rows = candidates.unsqueeze(-1).expand(-1, -1, -1, -1, codes.shape[-1])
                 codes = codes.gather(-2, rows)
@@ -75,14 +78,13 @@ def _candidates(
     paths: Paths,
     codes: Tensor,
     request: "StackRequest",
-    beam: int,
     block: int,
 ) -> Tensor | None:
     """The codes (H, T, w, C) that each path draws, in training with sampling; None: all codes (H, T, w, K, D)."""
     temperature = sampling_temperature(rvq, request.temperature)
     if temperature == 0:
         return None
-    count = min(beam, codes.shape[3])
+    count = min(request.beam, codes.shape[3])
     # Each path is passed as a head with one token, because it has its own codes.
     drawn: Tensor = _ops.sample_codes(
         paths.residual.flatten(0, 2).unsqueeze(1),
