@@ -22,7 +22,7 @@ from torchvq._codebook.in_place import keep_optimizer_in_checkpoint, step_in_pla
 from torchvq._codebook.messages import agree_in_stack
 from torchvq._codebook.stats import CodebookStats, begin_step, read_stats
 from torchvq._residual.at_once import encode_at_once, encodes_at_once
-from torchvq._residual.calls import beam_of, options_text, targets_of
+from torchvq._residual.calls import beam_of, options_text, sees_padding, targets_of
 from torchvq._residual.decode import decode_levels, decode_sum
 from torchvq._residual.dropout import drawn_depth, seeded_depth
 from torchvq._residual.engine import enter, stack_levels
@@ -311,9 +311,8 @@ class ResidualVQ(nn.Module):
                 steps.enter_context(codebook.step_of())
         ranks = ranks_of(first, type(self).__name__)
         frozen = freeze_codebook or first.freeze_codebook
-        # The reference's diversity loss covers padding as well, which is therefore left as it is.
-        covers = self.training and self.vqp_compat and first.has_codebook_diversity_loss
-        tokens = enter(x, None if covers else token_mask, layout, self.project_in)
+        seen = None if sees_padding(self) else token_mask
+        tokens = enter(x, seen, layout, self.project_in)
         seeded = self.training and self.quantize_dropout and seed is not None
         if depth is None and seeded:
             depth = self._depth(seed)

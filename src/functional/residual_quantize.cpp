@@ -188,12 +188,11 @@ std::pair<Level, WalkedLevel> Stack::search_level(size_t index, const at::Tensor
   const auto rng = draws ? drawing_rng(index) : state(index).rng;
   const auto found = quantize(residual, arguments_.codebooks[index], rng, mask, search);
   level.searched = {found.inputs, arguments_.codebooks[index], mask, found.codes, found.indices};
-  WalkedLevel passed{only_if(level.used, found.codes), only_if(level.used, found.quantized)};
+  WalkedLevel passed{found.codes, found.quantized};
   if (mask && options_.losses().diversity_of_padding()) {
-    // In the reference the residual of padding stays, because its output is zero.
-    const auto padding = mask->logical_not().unsqueeze(-1);
-    passed = {passed.codes.masked_fill(padding, 0), passed.output.masked_fill(padding, 0)};
+    passed = passed_by_padding(passed, residual, *mask, layout.zeros_for_masked());
   }
+  passed = {only_if(level.used, passed.codes), only_if(level.used, passed.output)};
   return {std::move(level), std::move(passed)};
 }
 

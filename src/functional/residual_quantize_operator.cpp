@@ -20,19 +20,20 @@ StepTensors step_op(const at::Tensor& tokens, at::TensorList codebooks, at::Tens
                     at::TensorList rng, at::TensorList step_counts,
                     const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& depth,
                     at::TensorList targets, at::TensorList totals, int64_t heads, bool separate,
-                    bool training, bool learns, bool finishes, bool draws, std::string_view metric,
-                    std::string_view estimator, std::string_view level_estimator,
-                    bool estimates_levels, double handed_on, int64_t beam,
-                    at::ArrayRef<double> beam_weights, std::optional<double> temperature,
-                    double gradient_temperature, double variance, double sync_update_v,
-                    double commitment_weight, bool commitment_use_cross_entropy_loss,
-                    bool pulls_codes, double diversity_weight, double diversity_temperature,
-                    double orthogonal_weight, bool orthogonal_active_codes_only,
-                    std::optional<int64_t> orthogonal_max_codes, double decay, double eps,
-                    bool ema_update, bool manual_ema_update, bool by_gradient, double threshold,
-                    double threshold_fraction, double reset_cluster_size, bool vqp_compat,
-                    std::string_view reduction, std::string_view signature,
-                    std::string_view group_name, std::string_view label, int64_t sync_every) {
+                    bool zeros_for_masked, bool training, bool learns, bool finishes, bool draws,
+                    std::string_view metric, std::string_view estimator,
+                    std::string_view level_estimator, bool estimates_levels, double handed_on,
+                    int64_t beam, at::ArrayRef<double> beam_weights,
+                    std::optional<double> temperature, double gradient_temperature, double variance,
+                    double sync_update_v, double commitment_weight,
+                    bool commitment_use_cross_entropy_loss, bool pulls_codes,
+                    double diversity_weight, double diversity_temperature, double orthogonal_weight,
+                    bool orthogonal_active_codes_only, std::optional<int64_t> orthogonal_max_codes,
+                    double decay, double eps, bool ema_update, bool manual_ema_update,
+                    bool by_gradient, double threshold, double threshold_fraction,
+                    double reset_cluster_size, bool vqp_compat, std::string_view reduction,
+                    std::string_view signature, std::string_view group_name, std::string_view label,
+                    int64_t sync_every) {
   ResidualQuantizeOptions options;
   options.learns(learns)
       .finishes(finishes)
@@ -42,7 +43,7 @@ StepTensors step_op(const at::Tensor& tokens, at::TensorList codebooks, at::Tens
       .handed_on(handed_on)
       .beam(beam)
       .beam_weights(beam_weights.vec());
-  options.layout().heads(heads).separate(separate);
+  options.layout().heads(heads).separate(separate).zeros_for_masked(zeros_for_masked);
   options.search() = quantize_options(metric, level_estimator, temperature, gradient_temperature,
                                       variance, sync_update_v);
   options.losses() =
@@ -72,7 +73,8 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "residual_quantize_(Tensor tokens, Tensor[] codebooks, Tensor(a!)[] state, "
       "Tensor(b!)[] rng, Tensor(c!)[] step_counts, *, Tensor? mask=None, Tensor? depth=None, "
       "Tensor[] targets, Tensor[] totals, int heads=1, bool separate=False, "
-      "bool training=False, bool learns=False, bool finishes=False, bool draws=False, "
+      "bool zeros_for_masked=True, bool training=False, bool learns=False, bool finishes=False, "
+      "bool draws=False, "
       "str metric='euclidean', str estimator='none', str level_estimator='none', "
       "bool estimates_levels=False, float handed_on=0., int beam=1, float[] beam_weights=[], "
       "float? temperature=None, float gradient_temperature=1., float variance=0.005, "

@@ -1,6 +1,7 @@
 #include "functional/residual_walk.h"
 
 #include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <torchvq/functional/residual_quantize.h>
@@ -33,6 +34,15 @@ LevelSums walk_levels(
     residual = residual.sub(handed_to_next(output, gradient));
   }
   return sums;
+}
+
+WalkedLevel passed_by_padding(const WalkedLevel& level, const at::Tensor& residual,
+                              const at::Tensor& mask, bool zeros) {
+  const auto real = mask.unsqueeze(-1);
+  const auto filled = [&](const at::Tensor& values, const at::Tensor& padding) {
+    return zeros ? values.masked_fill(real.logical_not(), 0) : at::where(real, values, padding);
+  };
+  return {filled(level.codes, residual.detach()), filled(level.output, residual)};
 }
 
 at::Tensor compared_inputs(const at::Tensor& inputs, const StackGradient& gradient, int64_t levels,

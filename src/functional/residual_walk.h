@@ -48,6 +48,15 @@ LevelSums walk_levels(
     const at::Tensor& inputs, int64_t levels, const StackGradient& gradient, bool sums_outputs,
     const std::function<WalkedLevel(int64_t, const at::Tensor&, const LevelSums&)>& choose);
 
+/// The result of a level whose losses see padding, as the reference passes it on: its output is zero
+/// there, so that the residual stays, or its input, so that nothing is left.
+///
+/// @param residual  (H, T, D), the level's input.
+/// @param mask      (H, T), bool.
+/// @param zeros     whether the output of padding is zero.
+WalkedLevel passed_by_padding(const WalkedLevel& level, const at::Tensor& residual,
+                              const at::Tensor& mask, bool zeros);
+
 /// The inputs of a stack as the losses of its levels see them; see balanced(). With targets to
 /// score, there is no loss to balance.
 at::Tensor compared_inputs(const at::Tensor& inputs, const StackGradient& gradient, int64_t levels,

@@ -171,12 +171,8 @@ StackRequest checked_request(const ResidualVQImpl& rvq, const torch::Tensor& x,
 Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwardOptions& call,
               StackRequest request, std::optional<int64_t>& depth, bool together) {
   const auto layout = layout_of(rvq);
-  const auto& vq = rvq.options.vq();
-  // The reference's diversity loss covers padding as well, which is therefore left as it is.
-  const bool sees_padding =
-      rvq.is_training() && vq.vqp_compat() && vq.codebook_diversity_loss_weight() > 0;
   const auto tokens =
-      enter_stack(x, sees_padding ? std::nullopt : request.mask, layout, rvq.project_in);
+      enter_stack(x, sees_padding(rvq) ? std::nullopt : request.mask, layout, rvq.project_in);
   const auto& seed = call.rand_quantize_dropout_fixed_seed();
   const bool seeded = rvq.is_training() && rvq.options.quantize_dropout() && seed;
   if (!depth && seeded) depth = depth_of(rvq, seed);

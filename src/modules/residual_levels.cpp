@@ -58,6 +58,11 @@ bool codes_learn(const ResidualVQImpl& rvq) {
   return codebook.embed.requires_grad() || rvq.options.implicit_neural_codebook();
 }
 
+bool sees_padding(const ResidualVQImpl& rvq) {
+  const auto& vq = rvq.options.vq();
+  return rvq.is_training() && vq.vqp_compat() && vq.codebook_diversity_loss_weight() > 0;
+}
+
 F::StackGradient gradient_of(const ResidualVQImpl& rvq, const at::Tensor& inputs) {
   const auto& first = *rvq.levels[0];
   const bool training = rvq.is_training(), diveq = rvq.options.diveq();
@@ -115,6 +120,10 @@ Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRequest& req
     auto level = choose_level(rvq, index, residual, std::move(implicit), request, gradient,
                               paths.empty() ? std::nullopt : OptionalTensor(paths[index]));
     F::WalkedLevel walked{level.result.searched.codes, level.result.quantized};
+    if (const auto& mask = level.result.searched.mask; mask && sees_padding(rvq)) {
+      walked = F::passed_by_padding(walked, residual, *mask,
+                                    rvq.options.return_zeros_for_masked_padding());
+    }
     result.levels.push_back(std::move(level));
     return walked;
   };

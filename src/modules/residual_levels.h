@@ -52,6 +52,9 @@ Layout layout_of(const ResidualVQImpl& rvq);
 /// Whether the codes take a gradient.
 bool codes_learn(const ResidualVQImpl& rvq);
 
+/// Whether padding is left as it is, because the diversity loss covers it, as in the reference.
+bool sees_padding(const ResidualVQImpl& rvq);
+
 /// The estimator of the stack, for these projected inputs.
 functional::StackGradient gradient_of(const ResidualVQImpl& rvq, const at::Tensor& inputs);
 

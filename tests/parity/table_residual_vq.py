@@ -41,11 +41,17 @@ def plain(name: str, kwargs=None, **row) -> Row:
     return Row(f"plain, {name}", kwargs or {}, **{"input_grad": False, **row})
 
 
+def frozen_mask(step: int) -> dict:
+    return dict(freeze_codebook=True, mask=mask(step))
+
+
 SIZES = dict(num_quantizers=None, codebook_size=(4, 8, 16))
 EIGHT = dict(num_quantizers=8, **DROPOUT)
 
 # The reference scores paths by the sum of all residuals; under a beam its averages do not learn.
 BEAM = dict(beam_size=4, beam_score_quantizer_weights=[1.0] * 3, **LEARNABLE)
+DIVERSITY = dict(codebook_diversity_loss_weight=0.4, codebook_diversity_temperature=2.0)
+KEEPS = dict(return_zeros_for_masked_padding=False)
 ONE_SAMPLE = dict(implicit_neural_codebook=True, beam_size=3)
 
 SAME = [
@@ -185,14 +191,38 @@ SAME = [
     ),
     compatible(
         "diversity, frozen",
-        dict(codebook_diversity_loss_weight=0.4, codebook_diversity_temperature=2.0),
+        DIVERSITY,
         forward=dict(freeze_codebook=True),
     ),
+    compatible("diversity, frozen, masked", DIVERSITY, forward=frozen_mask),
+    compatible("diversity, padding kept", DIVERSITY | KEEPS, forward=frozen_mask),
     compatible(
-        "diversity, frozen, masked",
-        dict(codebook_diversity_loss_weight=0.4, codebook_diversity_temperature=2.0),
-        forward=lambda step: dict(freeze_codebook=True, mask=mask(step)),
+        "diversity, padding kept, shared",
+        dict(shared_codebook=True, **DIVERSITY, **KEEPS),
+        forward=frozen_mask,
     ),
+    compatible(
+        "diversity, padding kept, projected",
+        dict(codebook_dim=4, **DIVERSITY, **KEEPS),
+        forward=frozen_mask,
+    ),
+    compatible(
+        "diversity, padding kept, fraction",
+        dict(quant_grad_frac=0.5, **DIVERSITY, **KEEPS),
+        forward=frozen_mask,
+    ),
+    compatible(
+        "diversity, padding kept, in-place optimizer",
+        dict(in_place_codebook_optimizer=sgd, **LEARNABLE, **DIVERSITY, **KEEPS),
+        forward=masked,
+    ),
+    compatible(
+        "diversity, masked, in-place optimizer",
+        dict(in_place_codebook_optimizer=sgd, **LEARNABLE, **DIVERSITY),
+        forward=masked,
+    ),
+    compatible("implicit, diversity, masked", DIVERSITY | QINCO, forward=masked),
+    compatible("implicit, diversity, padding kept", DIVERSITY | KEEPS | QINCO, forward=masked),
     # dropout
     compatible("dropout", DROPOUT, forward=dropped, probes=READ),
     plain("dropout", DROPOUT, forward=dropped),

@@ -239,6 +239,19 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
             **dict(level_estimator="straight_through", handed_on=0.5, beam=2, learns=True),
         ),
     ),
+    "residual_quantize_ padding": (
+        (
+            normal(2, 9, 8),
+            [CODEBOOK.clone(), CODEBOOK + 1],
+            [*state(), *state()],
+            [rng(), rng()],
+            [integers(1, 2, 7), integers(1, 2, 7)],
+        ),
+        dict(
+            **dict(heads=2, separate=True, targets=[], totals=[], training=True, mask=MASK),
+            **dict(zeros_for_masked=False, vqp_compat=True, diversity_weight=0.5, finishes=True),
+        ),
+    ),
     "residual_quantize_ sampled beam": (
         (
             normal(2, 9, 8),

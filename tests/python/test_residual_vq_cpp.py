@@ -28,6 +28,8 @@ from support import assert_cpp_state_loads
 
 STEPS = 4
 LEARNABLE = STACKS["learnable"]
+DIVERSITY = STACKS["diversity"]
+KEEPS = dict(return_zeros_for_masked_padding=False)
 # Configurations beyond those of the stacks' other tests.
 MORE: dict[str, dict[str, Any]] = {
     "in_place": dict(**LEARNABLE, in_place_codebook_optimizer="sgd"),
@@ -42,6 +44,10 @@ MORE: dict[str, dict[str, Any]] = {
     "sync_every_dropout": dict(sync_every=3, quantize_dropout=True),
     "sync_every_shared": dict(sync_every=2, shared_codebook=True, kmeans_init=True),
     "compatible_dead_codes": dict(vqp_compat=True, threshold_ema_dead_code=2),
+    "compatible_padding": dict(vqp_compat=True, **DIVERSITY),
+    "compatible_padding_kept": dict(vqp_compat=True, **DIVERSITY, **KEEPS),
+    "compatible_padding_in_turn": dict(vqp_compat=True, kmeans_init=True, **DIVERSITY, **KEEPS),
+    "compatible_padding_implicit": dict(vqp_compat=True, **DIVERSITY, **KEEPS, **QINCO),
     "multiple": dict(
         num_quantizers=8,
         quantize_dropout=True,
@@ -84,6 +90,10 @@ CALLS: dict[str, tuple[str, str]] = {
     "mask_shared": ("shared_dead_codes", "mask"),
     "mask_implicit": ("implicit_diversity", "mask"),
     "mask_padding": ("input_as_padding", "mask"),
+    "mask_compatible": ("compatible_padding", "mask"),
+    "mask_compatible_kept": ("compatible_padding_kept", "mask"),
+    "mask_compatible_in_turn": ("compatible_padding_in_turn", "mask"),
+    "mask_compatible_implicit": ("compatible_padding_implicit", "mask"),
     "mask_beam": ("beam", "mask"),
     "mask_groups": ("groups_image", "mask"),
     "mask_dropout": ("dropout_kmeans", "mask"),

@@ -37,7 +37,8 @@ struct ResidualQuantizeArguments {
 
 /// Options of residual_quantize_(), the same for all levels.
 struct ResidualQuantizeOptions {
-  /// The order of heads in the tokens; features are last.
+  /// The order of heads in the tokens; features are last. What masked outputs are matters only to the
+  /// reference's diversity loss, which sees what levels leave of padding.
   TORCH_ARG(TokenLayout, layout);
   /// Options of the search of a level; its estimator is used if the output of a level has a
   /// separate gradient.

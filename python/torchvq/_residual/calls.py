@@ -45,6 +45,11 @@ def beam_of(rvq: "ResidualVQ", size: int | None) -> int:
     return beam
 
 
+def sees_padding(rvq: "ResidualVQ") -> bool:
+    """Whether padding is left as it is, because the diversity loss covers it, as in the reference."""
+    return rvq.training and rvq.vqp_compat and rvq.levels[0].has_codebook_diversity_loss
+
+
 def sampling_temperature(rvq: "ResidualVQ", asked: float | None) -> float:
     """The temperature at which a forward draws codes; 0: it takes the nearest ones."""
     first = rvq.levels[0]

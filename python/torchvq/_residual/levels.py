@@ -27,6 +27,7 @@ from torchvq._codebook.losses import SearchedTokens, SearchResult, Terms
 from torchvq._codebook.request import Request, request_of_level
 from torchvq._codebook.search import choose, estimator, prepare
 from torchvq._residual.beam import level_mask, prepare_levels, search_paths
+from torchvq._residual.calls import sees_padding
 from torchvq._residual.engine import WalkedLevel, balanced, levels_to_walk, only_if
 from torchvq._residual.engine import walk as walk_levels
 from torchvq._residual.implicit_codebook import (
@@ -170,8 +171,20 @@ def _choose_level(
             rng=noise_rng(rng, request.ranks),
             chosen=chosen,
         )
-    codes = only_if(used, result.searched.codes)
-    return Level(vq, own_request, result, codes, implicit, used)
+    codes = result.searched.codes
+    if head_mask is not None and sees_padding(rvq):
+        zeros = rvq.return_zeros_for_masked_padding
+        codes = _with_padding(codes, residual.detach(), head_mask, zeros)
+        output = _with_padding(result.quantized, residual, head_mask, zeros)
+        result = result._replace(quantized=output)
+    return Level(vq, own_request, result, only_if(used, codes), implicit, used)
+
+
+def _with_padding(output: Tensor, residual: Tensor, mask: Tensor, zeros: bool) -> Tensor:
+    """A level's output (H, T, D) as the reference passes it on: of padding zero, so that the residual stays, or the
+    level's input, so that nothing is left."""
+    real = mask.unsqueeze(-1)
+    return output.masked_fill(~real, 0) if zeros else torch.where(real, output, residual)
 
 
 def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> None:

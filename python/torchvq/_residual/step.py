@@ -79,6 +79,7 @@ def step_at_once(rvq: "ResidualVQ", tokens: Tensor, request: "StackRequest") -> 
         totals=codebook.recorded_totals(),
         heads=rvq.heads,
         separate=first.separate_codebook_per_head,
+        zeros_for_masked=rvq.return_zeros_for_masked_padding,
         learns=learns,
         finishes=steps,
         **_gradients(rvq, own_request, tokens, searched),
