@@ -19,7 +19,7 @@ from torchvq._base.ranks import group_of, ranks_of
 from torchvq._base.transforms import is_mapped
 from torchvq._base.wide_buffers import HALF
 from torchvq._codebook.messages import agree_in_stack
-from torchvq._codebook.stats import CodebookStats, begin_step, stats_of
+from torchvq._codebook.stats import CodebookStats, stats_of
 from torchvq._hierarchical import scales as _scales
 from torchvq._hierarchical.phi import Phi
 from torchvq.codebook import Codebook
@@ -323,8 +323,6 @@ class HierarchicalVQ(nn.Module):
                 frozen=request.frozen,
                 dtype=maps.dtype,
             )
-        if self.training:
-            begin_step(codebooks)
         depth = self._depth()
         request = request._replace(depth=depth)
         done = _scales.walk(self, maps, request)

@@ -20,7 +20,7 @@ from torchvq._base.ranks import ranks_of
 from torchvq._base.torch_private import is_mapped
 from torchvq._codebook.in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
 from torchvq._codebook.messages import agree_in_stack
-from torchvq._codebook.stats import CodebookStats, begin_step, read_stats
+from torchvq._codebook.stats import CodebookStats, read_stats
 from torchvq._residual.at_once import encode_at_once, encodes_at_once
 from torchvq._residual.calls import beam_of, options_text, sees_padding, targets_of
 from torchvq._residual.decode import decode_levels, decode_sum
@@ -327,8 +327,6 @@ class ResidualVQ(nn.Module):
                 dtype=tokens.dtype,
                 depth=cast(int, depth) if seeded else None,
             )
-        if self.training:
-            begin_step(codebooks)
         if depth is None:
             depth = self._depth(None)
         request = StackRequest(

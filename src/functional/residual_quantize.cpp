@@ -21,6 +21,7 @@
 #include <torchvq/ops/straight_through.h>
 
 #include "detail/joined.h"
+#include "functional/replaced_codes.h"
 #include "functional/residual_learning.h"
 #include "functional/residual_walk.h"
 #include "ops/unit_vectors.h"
@@ -302,13 +303,19 @@ std::vector<QuantizerLosses> Stack::score(const Walk& walk, Tensors& totals) con
 /// Updates the averages and codes of all levels, and replaces dead codes. Returns the tokens per
 /// code of each level, over all ranks; empty if no level learns.
 Tensors Stack::update(const std::vector<Level>& levels) const {
-  if (!options_.learns()) return {};
-  StackStep step{arguments_.states, {}, shared()};
-  for (const auto& level : levels) {
-    const auto& searched = level.searched;
-    step.tokens.push_back({searched.inputs.detach(), searched.indices, searched.mask});
+  const bool replaces = options_.learns() && options_.finishes() && options_.learning().replaces();
+  const ReplacedCodes replaced(arguments_.states, replaces);
+  Tensors counts;
+  if (options_.learns()) {
+    StackStep step{replaced.states(), {}, shared()};
+    for (const auto& level : levels) {
+      const auto& searched = level.searched;
+      step.tokens.push_back({searched.inputs.detach(), searched.indices, searched.mask});
+    }
+    counts = learn_stacks_({step}, options_.learning(), options_.beam())[0];
   }
-  return learn_stacks_({step}, options_.learning(), options_.beam())[0];
+  if (options_.finishes()) replaced.finish();
+  return counts;
 }
 
 void Stack::finish(const std::vector<Level>& levels, const Tensors& counts) const {

@@ -11,6 +11,7 @@
 #include <torchvq/ops/quantize_and_commit.h>
 
 #include "distributed/group.h"
+#include "functional/replaced_codes.h"
 
 namespace torchvq::functional {
 namespace {
@@ -128,15 +129,17 @@ VectorQuantizeStep vector_quantize_(const at::Tensor& x, const CodebookState& st
                                     const VectorQuantizeStepOptions& options,
                                     const std::optional<at::Tensor>& totals) {
   const auto& ranks = options.learning().ranks();
-  if (options.finishes()) state.replaced.zero_();
+  const bool replaces = options.learns() && options.finishes() && options.learning().replaces();
+  const ReplacedCodes replaced({state}, replaces);
   auto step = quantizes_plainly(arguments, options) ? search_plainly(x, arguments, options)
                                                     : search(x, state, arguments, options, totals);
   const auto& searched = step.searched;
-  const auto counts = learn(searched, state, arguments, options);
+  const auto counts = learn(searched, replaced.states()[0], arguments, options);
   const auto orthogonal =
       orthogonal_term(state.embed, searched.indices, state.rng, options.losses());
   if (orthogonal.defined()) step.terms.orthogonal = orthogonal;
   if (options.finishes()) {
+    replaced.finish();
     std::vector<at::Tensor> masks, rng;
     if (searched.mask) masks.push_back(*searched.mask);
     if (draws(options)) rng.push_back(state.rng);

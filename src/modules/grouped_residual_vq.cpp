@@ -9,6 +9,7 @@
 #include "modules/groups.h"
 #include "modules/residual_levels.h"
 #include "modules/stats.h"
+#include "modules/undo.h"
 
 namespace torchvq {
 namespace {
@@ -72,14 +73,21 @@ ResidualVQOutput GroupedResidualVQImpl::forward(const torch::Tensor& x,
     if (!targets.empty()) own.indices(targets[group]);
     requests.push_back(detail::checked_request(*rvqs[group], parts[group], own));
   }
-  std::vector<detail::Pending> stacks;
-  std::optional<int64_t> depth;
-  for (size_t group = 0; group < rvqs.size(); ++group) {
-    stacks.push_back(detail::start(*rvqs[group], parts[group], call, std::move(requests[group]),
-                                   depth, /*together=*/true));
-  }
+  const auto run = [&] {
+    std::vector<detail::Pending> stacks;
+    std::optional<int64_t> depth;
+    for (size_t group = 0; group < rvqs.size(); ++group) {
+      stacks.push_back(detail::start(*rvqs[group], parts[group], call, std::move(requests[group]),
+                                     depth, /*together=*/true));
+    }
+    return detail::finish(stacks);
+  };
+  std::vector<ResidualVQImpl*> groups;
+  for (const auto& rvq : rvqs) groups.push_back(rvq.ptr().get());
+  auto results =
+      is_training() ? detail::counted_unless_it_fails(detail::levels_of(groups), run) : run();
   std::vector<torch::Tensor> quantized, indices, loss, codes;
-  for (auto& result : detail::finish(stacks)) {
+  for (auto& result : results) {
     quantized.push_back(std::move(result.quantized));
     indices.push_back(std::move(result.indices));
     loss.push_back(std::move(result.loss));

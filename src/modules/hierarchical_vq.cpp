@@ -28,6 +28,7 @@
 #include "modules/ranks.h"
 #include "modules/scale_walk.h"
 #include "modules/stats.h"
+#include "modules/undo.h"
 
 namespace torchvq {
 
@@ -266,15 +267,20 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
                             .dtype = maps.scalar_type()},
                            ranks);
   }
-  if (is_training()) detail::begin_step(codebooks);
   const auto depth = scales_in_use(*this);
-  const auto done = detail::walk_scales(*this, maps,
-                                        {.mask = map_mask(options, x, mask),
-                                         .targets = targets,
-                                         .temperature = call.sample_codebook_temp(),
-                                         .frozen = frozen,
-                                         .depth = depth,
-                                         .ranks = ranks});
+  const auto run = [&] {
+    if (is_training()) detail::begin_step(codebooks);
+    return detail::walk_scales(*this, maps,
+                               {.mask = map_mask(options, x, mask),
+                                .targets = targets,
+                                .temperature = call.sample_codebook_temp(),
+                                .frozen = frozen,
+                                .depth = depth,
+                                .ranks = ranks});
+  };
+  std::vector<VectorQuantizeImpl*> levels;
+  for (const auto& vq : vqs) levels.push_back(vq.ptr().get());
+  const auto done = is_training() ? detail::counted_unless_it_fails(std::move(levels), run) : run();
   HierarchicalVQOutput output{
       restore_map(options, done.output, x, mask), {}, done.loss, std::nullopt};
   if (depth < num_levels()) output.cutoff = depth - 1;

@@ -21,6 +21,7 @@
 #include "modules/residual_step.h"
 #include "modules/search.h"
 #include "modules/stats.h"
+#include "modules/undo.h"
 
 namespace torchvq {
 namespace detail {
@@ -227,10 +228,13 @@ std::vector<ResidualVQOutput> finish(const std::vector<Pending>& stacks) {
 
 ResidualVQOutput ResidualVQImpl::forward(const torch::Tensor& x,
                                          const ResidualVQForwardOptions& call) {
-  std::optional<int64_t> depth;
-  auto request = detail::checked_request(*this, x, call);
-  return detail::finish(
-      {detail::start(*this, x, call, std::move(request), depth, /*together=*/false)})[0];
+  const auto run = [&] {
+    std::optional<int64_t> depth;
+    auto request = detail::checked_request(*this, x, call);
+    return detail::finish(
+        {detail::start(*this, x, call, std::move(request), depth, /*together=*/false)})[0];
+  };
+  return is_training() ? detail::counted_unless_it_fails(detail::levels_of({this}), run) : run();
 }
 
 }  // namespace torchvq

@@ -80,6 +80,14 @@ Layout layout_of(const ResidualVQImpl& rvq) {
   return layout;
 }
 
+std::vector<VectorQuantizeImpl*> levels_of(const std::vector<ResidualVQImpl*>& stacks) {
+  std::vector<VectorQuantizeImpl*> levels;
+  for (const auto* rvq : stacks) {
+    for (const auto& level : rvq->levels) levels.push_back(level.ptr().get());
+  }
+  return levels;
+}
+
 std::vector<Codebook> codebooks_of(const ResidualVQImpl& rvq) {
   std::vector<Codebook> codebooks;
   for (const auto& level : rvq.levels) {

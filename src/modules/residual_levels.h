@@ -58,6 +58,9 @@ bool sees_padding(const ResidualVQImpl& rvq);
 /// The estimator of the stack, for these projected inputs.
 functional::StackGradient gradient_of(const ResidualVQImpl& rvq, const at::Tensor& inputs);
 
+/// The levels of several stacks.
+std::vector<VectorQuantizeImpl*> levels_of(const std::vector<ResidualVQImpl*>& stacks);
+
 /// The codebooks of all levels; a shared codebook once.
 std::vector<Codebook> codebooks_of(const ResidualVQImpl& rvq);
 

@@ -52,10 +52,9 @@ CodesOfStep prepared_codes(VectorQuantizeImpl& vq, const at::Tensor& x, const Re
   return undoes ? undone_if_it_fails(codebook, prepared) : prepared();
 }
 
-}  // namespace
-
-Step step(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::Tensor>& before,
-          const Request& request, const F::TokenLayout& layout) {
+Step searched_step(VectorQuantizeImpl& vq, const at::Tensor& x,
+                   const std::optional<at::Tensor>& before, const Request& request,
+                   const F::TokenLayout& layout) {
   auto& own = *vq.codebook_state;
   const auto [codebook, in_place] = prepared_codes(vq, x, request, layout);
   const bool training = vq.is_training();
@@ -88,6 +87,14 @@ Step step(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::T
   return {found.quantized, found.indices, found.loss,
           LossBreakdown{commitment, diversity, orthogonal,
                         in_place.defined() ? in_place : found.loss.new_zeros({})}};
+}
+
+}  // namespace
+
+Step step(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::Tensor>& before,
+          const Request& request, const F::TokenLayout& layout) {
+  const auto run = [&] { return searched_step(vq, x, before, request, layout); };
+  return vq.is_training() ? counted_unless_it_fails({&vq}, run) : run();
 }
 
 }  // namespace torchvq::detail

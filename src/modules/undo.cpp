@@ -22,4 +22,18 @@ void CodebookSnapshot::restore() const {
   for (const auto& [state, value] : saved_) state.copy_(value);
 }
 
+StepCounts::StepCounts(std::vector<VectorQuantizeImpl*> levels) : levels_(std::move(levels)) {
+  for (const auto* level : levels_) {
+    uses_.push_back(level->step_counts);
+    replaced_.push_back(level->codebook_state->replaced);
+  }
+}
+
+void StepCounts::restore() const {
+  for (size_t i = 0; i < levels_.size(); ++i) {
+    levels_[i]->step_counts = uses_[i];
+    levels_[i]->codebook_state->replaced = replaced_[i];
+  }
+}
+
 }  // namespace torchvq::detail

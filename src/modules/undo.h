@@ -1,11 +1,12 @@
-// A step that fails in the caller's code leaves the codebook as it was.
+// A step that fails leaves the codebook as it was, where the caller's code fails, and its counts.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
-#include <torchvq/modules/codebook.h>
+#include <torchvq/modules/vector_quantize.h>
 
 #include "modules/request.h"
 
@@ -34,6 +35,29 @@ auto undone_if_it_fails(const CodebookImpl& codebook, const Part& part) {
   const CodebookSnapshot before(codebook);
   try {
     return part();
+  } catch (...) {
+    before.restore();
+    throw;
+  }
+}
+
+/// The counts of the last step for stats(), to return to. A step counts in new tensors.
+class StepCounts {
+ public:
+  explicit StepCounts(std::vector<VectorQuantizeImpl*> levels);
+  void restore() const;
+
+ private:
+  std::vector<VectorQuantizeImpl*> levels_;
+  std::vector<at::Tensor> uses_, replaced_;
+};
+
+/// The result of `forward` of these levels; stats() stay those of the last step if it throws.
+template <typename Forward>
+auto counted_unless_it_fails(std::vector<VectorQuantizeImpl*> levels, const Forward& forward) {
+  const StepCounts before(std::move(levels));
+  try {
+    return forward();
   } catch (...) {
     before.restore();
     throw;

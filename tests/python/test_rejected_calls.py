@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -162,3 +163,33 @@ def test_generators_of_noise_do_not_advance(value: float) -> None:
     leaves_no_trace(bits, lambda bits: bits(X, temperature=value), ValueError, match)
     noise = FSP([4] * 4, need_inv_act=True)
     leaves_no_trace(noise, lambda noise: noise(X, eps=value), ValueError, "FSP: expected eps to be")
+
+
+COUNTED: dict[str, Callable[[], nn.Module]] = {
+    "one codebook": lambda: VectorQuantize(4, 8, threshold_ema_dead_code=2),
+    "affine": lambda: VectorQuantize(4, 8, threshold_ema_dead_code=2, affine_param=True),
+    "stack": lambda: ResidualVQ(**STACK, threshold_ema_dead_code=2),
+    "in turn": lambda: ResidualVQ(**STACK, threshold_ema_dead_code=2, affine_param=True),
+    "groups": lambda: GroupedResidualVQ(groups=2, **STACK, threshold_ema_dead_code=2),
+    "scales": lambda: HierarchicalVQ(
+        dim=4,
+        codebook_size=8,
+        scales=(2, 6),
+        channel_first=False,
+        shared_codebook=False,
+        threshold_ema_dead_code=2,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", COUNTED)
+def test_late_refusals_keep_the_counts(case: str) -> None:
+    """A tensor without data is refused only where the codes are searched, or where they learn from it."""
+    torch.manual_seed(0)
+    module, before = COUNTED[case](), ""
+    while not re.search("replaced=[1-9]", before):
+        module(X)
+        before = str(module.stats())
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        module(X.to("meta"))
+    assert str(module.stats()) == before

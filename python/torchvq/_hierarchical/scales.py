@@ -22,7 +22,7 @@ from torchvq._codebook.request import (
     request_of_level,
 )
 from torchvq._codebook.search import choose, prepare
-from torchvq._codebook.stats import finish_step
+from torchvq._codebook.stats import begin_step, finish_step
 from torchvq._residual.engine import levels_to_walk, only_if
 from torchvq.vector_quantize import VectorQuantize
 
@@ -67,6 +67,8 @@ def walk(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> ScaleWal
     walked = hvq.num_levels if in_turn else levels_to_walk(request.depth, hvq.num_levels)
     if hvq.shared_codebook:
         _prepare_shared(hvq, maps, request)
+    if in_turn:
+        begin_step(hvq._codebooks())
     residual = maps
     total: Tensor | None = None
     scales: list[Scale] = []
@@ -90,6 +92,8 @@ def walk(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> ScaleWal
         if index + 1 < walked:
             residual = residual - decoded
     if not in_turn:
+        if hvq.training:
+            begin_step(hvq._codebooks())
         counts = _learn(scales, hvq.levels, request)
         losses = [
             only_if(_used(request, index), _loss(*found))

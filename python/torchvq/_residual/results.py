@@ -10,7 +10,7 @@ from torchvq._base.layout import Layout
 from torchvq._base.projection import projects_nothing
 from torchvq._base.ranks import distributed_training
 from torchvq._codebook.losses import Terms
-from torchvq._codebook.stats import finish_step
+from torchvq._codebook.stats import begin_step, finish_step
 from torchvq._residual.engine import leave, restore_codes, stack_levels
 from torchvq._residual.levels import (
     Searched,
@@ -46,6 +46,9 @@ def finish(started: Sequence[Started]) -> list[ResidualResult]:
     walked = [(own, own.walk) for own in started if own.walk is not None]
     terms = [search_losses(own.rvq, walk.levels, own.request.ranks) for own, walk in walked]
     counts: list[list[Tensor]] = [[] for _ in walked]
+    for own, _ in walked:
+        if own.rvq.training:
+            begin_step(own.rvq._codebooks())
     later = bool(walked) and walked[0][0].overlaps
     if walked and walked[0][0].rvq.training and not walked[0][0].request.frozen and not later:
         counts = learn([_searched(own, walk) for own, walk in walked])

@@ -170,5 +170,53 @@ TEST(RefusedCallsTest, GeneratorsOfNoiseDoNotAdvance) {
   }
 }
 
+TEST(RefusedCallsTest, LateRefusalsKeepTheCounts) {
+  torch::manual_seed(0);
+  // A tensor without data is refused where the codebook learns, after the search.
+  const auto x = normal({2, 6, kDim}), none = at::empty({2, 6, kDim}, at::kMeta);
+  const auto expect_same = [](const CodebookStats& a, const CodebookStats& b) {
+    EXPECT_GT(a.replaced, 0);
+    EXPECT_EQ(a.replaced, b.replaced);
+    EXPECT_EQ(a.tokens, b.tokens);
+    EXPECT_EQ(a.usage, b.usage);
+  };
+  const auto way = options().threshold_ema_dead_code(2);
+  VectorQuantize vq(way);
+  vq(x);
+  const auto before = vq->stats();
+  EXPECT_ANY_THROW(vq(none));
+  expect_same(before, vq->stats());
+  EXPECT_ANY_THROW(vq(none, CallOptions().accum_ema_update(true)));
+  expect_same(before, vq->stats());
+  for (const bool in_turn : {false, true}) {
+    ResidualVQ rvq(stack(way).implicit_neural_codebook(in_turn));
+    rvq(x);
+    const auto levels = rvq->stats();
+    EXPECT_ANY_THROW(rvq(none));
+    expect_same(levels[0], rvq->stats()[0]);
+  }
+  GroupedResidualVQ grouped(GroupedResidualVQOptions(kDim).groups(1).rvq(stack(way)));
+  grouped(x);
+  const auto groups = grouped->stats();
+  EXPECT_ANY_THROW(grouped(none));
+  expect_same(groups[0][0], grouped->stats()[0][0]);
+}
+
+TEST(RefusedCallsTest, LateRefusalsOfScalesKeepTheCounts) {
+  torch::manual_seed(0);
+  HierarchicalVQ hvq(HierarchicalVQOptions(kDim, kCodes, {2, 6})
+                         .shared_codebook(false)
+                         .threshold_ema_dead_code(2));
+  for (int step = 0; step < 3; ++step) hvq(normal({2, kDim, 6}));
+  const auto before = hvq->stats();
+  EXPECT_GT(before[0].replaced + before[1].replaced, 0);
+  EXPECT_ANY_THROW(hvq(at::empty({2, kDim, 6}, at::kMeta)));
+  const auto after = hvq->stats();
+  for (size_t scale = 0; scale < before.size(); ++scale) {
+    EXPECT_EQ(before[scale].replaced, after[scale].replaced);
+    EXPECT_EQ(before[scale].tokens, after[scale].tokens);
+  }
+}
+
 }  // namespace
 }  // namespace torchvq::refused_calls_test
