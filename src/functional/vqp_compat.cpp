@@ -54,9 +54,12 @@ at::Tensor vqp_diversity_loss(const at::Tensor& inputs, const at::Tensor& codebo
                       : metric == "cosine" ? inputs.matmul(codes.transpose(1, 2))
                                            : at::cdist(inputs, codes).neg();
   const auto probability = logits.mul(temperature).softmax(-1);
-  const auto mean =
-      merge_heads(probability, batch, tokens, heads, separate).mean(at::IntArrayRef{0, 2});
-  return mean.mul(mean.clamp_min(kMinProbability).log()).sum(-1).mean();
+  const auto each = merge_heads(probability, batch, tokens, heads, separate);
+  // Quotients of sums instead of means, which are NaN without tokens.
+  const auto count = each.sym_size(0) * each.sym_size(2);
+  const auto mean = each.sum(at::IntArrayRef{0, 2}).div(count.max(1));
+  const auto entropies = mean.mul(mean.clamp_min(kMinProbability).log()).sum(-1);
+  return entropies.sum().div(entropies.sym_numel().max(1));
 }
 
 at::Tensor vqp_masked_commitment(const at::Tensor& tokens, const at::Tensor& codes,

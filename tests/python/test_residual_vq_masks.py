@@ -90,10 +90,11 @@ def test_nothing_real_changes_nothing(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["default", "shared", "implicit", "dropout", "groups", "learnable"]
+    "case", ["default", "shared", "implicit", "dropout", "groups", "learnable", "diversity"]
 )
-def test_no_tokens(case: str) -> None:
-    stack = build(case)
+@pytest.mark.parametrize("compatible", [False, True])
+def test_no_tokens(case: str, compatible: bool) -> None:
+    stack = build(case, vqp_compat=compatible)
     before = state(stack)
     quantized, indices, loss = stack(torch.zeros(2, 0, DIM))
     assert quantized.shape == (2, 0, DIM)

@@ -185,7 +185,7 @@ def test_all_masked(case: str, padding: float) -> None:
     )
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "compat"])
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("empty", ["batch", "positions"])
 def test_zero_tokens(case: str, empty: str) -> None:
     module = build(case)

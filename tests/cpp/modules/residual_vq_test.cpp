@@ -109,6 +109,10 @@ TEST(ResidualVQTest, MaskEqualsTheSelectionOfRealTokens) {
 }
 
 TEST(ResidualVQTest, NoTokensLeaveTheState) {
+  auto compatible = stack_options();
+  compatible.vq().vqp_compat(true).codebook_diversity_loss_weight(0.5);
+  const auto none = make_stack(compatible)(torch::zeros({2, 0, kDim}));
+  EXPECT_TRUE(none.loss.eq(0).all().item<bool>());
   for (const auto& [name, options] : stack_configurations()) {
     if (options.accept_image_fmap()) continue;
     SCOPED_TRACE(name);
