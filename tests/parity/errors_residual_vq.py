@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from .errors_vector_quantize import Refused
-from .setup_residual_vq import DIM, IMAGE, LEVELS, QINCO
+from .setup_residual_vq import DIM, IMAGE, LEARNABLE, LEVELS, QINCO, sgd
 
 X = torch.zeros(2, 6, DIM)
+IN_PLACE = dict(in_place_codebook_optimizer=sgd, **LEARNABLE)
 KEEP = torch.ones(2, 6, dtype=torch.bool)
 
 CONSTRUCTION = [
@@ -44,6 +45,7 @@ FORWARD = [
         X,
         dict(indices=torch.zeros(2, 6, LEVELS - 1, dtype=torch.long)),
     ),
+    Refused("beam with an in-place optimizer", dict(beam_size=2, **IN_PLACE), X),
     Refused("given indices of one level", {}, X, dict(indices=torch.zeros(2, 6, dtype=torch.long))),
 ]
 

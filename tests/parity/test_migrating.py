@@ -80,6 +80,18 @@ def beam_large():
     torchvq.ResidualVQ(**STACK, beam_size=20)(tokens(2, 9, 8))
 
 
+def beam_in_place():
+    sgd = dict(in_place_codebook_optimizer=lambda codes: torch.optim.SGD(codes, lr=0.1))
+    options = dict(**STACK, learnable_codebook=True, ema_update=False, **sgd)
+    with pytest.raises(AssertionError, match="in-place codebook optimizer"):
+        reference.ResidualVQ(**options, beam_size=2)(tokens(2, 9, 8))
+    with pytest.raises(ValueError, match="in_place_codebook_optimizer to be off in training"):
+        torchvq.ResidualVQ(**options, beam_size=2)(tokens(2, 9, 8))
+    rvq = torchvq.ResidualVQ(**options, eval_beam_size=2)
+    rvq(tokens(2, 9, 8))
+    rvq.eval()(tokens(2, 9, 8))
+
+
 def depth_of(module) -> torch.Tensor:
     return module.train()(tokens(2, 9, 8))[1][0, 0].ge(0).sum()
 
@@ -351,6 +363,7 @@ CHECKS = {
         beam_evaluation,
         beam_zero,
         beam_large,
+        beam_in_place,
         stack_depth,
         sim_depth,
         rfsq_all_codes,

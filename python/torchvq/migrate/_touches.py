@@ -109,6 +109,9 @@ TOUCHES: dict[str, Callable[[Options], Any]] = {
     "beam-evaluation": lambda o: (o["beam_size"] or 1) > 1,
     "beam-zero": lambda o: o["eval_beam_size"] is not None or (o["beam_size"] or 1) < 1,
     "beam-large": lambda o: (o["beam_size"] or 1) > 1,
+    "beam-in-place": lambda o: (
+        (o["beam_size"] or 1) > 1 and o["in_place_codebook_optimizer"] is not None
+    ),
     "diveq-evaluation": lambda o: o["diveq"],
     "stack-heads": lambda o: o["heads"] > 1,
     "stack-decode": lambda o: bool(o["affine_param"] or o["vq_bridge"]),
