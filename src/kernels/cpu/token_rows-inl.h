@@ -61,7 +61,8 @@ void estimate(const RowGradient<T>& factors, const T* grad, const T* x, const T*
   const int64_t whole = dim / kHalfLanes * kHalfLanes;
   if (factors.straight) {
     for (int64_t i = 0; i < whole; i += kHalfLanes) store_as(to + i, factors.grad * wide(grad + i));
-    for (int64_t i = whole; i < dim; ++i) to[i] = (T)(factors.grad * (double)grad[i]);
+    for (int64_t i = whole; i < dim; ++i)
+      to[i] = static_cast<T>(factors.grad * static_cast<double>(grad[i]));
     return;
   }
   const auto combined = [&](auto g, auto a, auto c) {
@@ -71,7 +72,8 @@ void estimate(const RowGradient<T>& factors, const T* grad, const T* x, const T*
     store_as(to + i, combined(wide(grad + i), wide(x + i), wide(code + i)));
   }
   for (int64_t i = whole; i < dim; ++i) {
-    to[i] = (T)combined((double)grad[i], (double)x[i], (double)code[i]);
+    to[i] = static_cast<T>(combined(static_cast<double>(grad[i]), static_cast<double>(x[i]),
+                                    static_cast<double>(code[i])));
   }
 }
 
@@ -104,7 +106,7 @@ double squared_differences(const T* x, const T* codes, const bool* mask, int64_t
     }
     memcpy(sum.lane, parts, sizeof parts);
     for (int64_t i = whole; i < dim; ++i) {
-      const double difference = (double)a[i] - (double)c[i];
+      const double difference = static_cast<double>(a[i]) - static_cast<double>(c[i]);
       sum.lane[i - whole] += difference * difference;
     }
   }

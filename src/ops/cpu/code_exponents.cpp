@@ -16,7 +16,9 @@ namespace {
 
 constexpr int64_t kElementsPerTask = 1 << 16;
 
-int64_t floor_divide(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+int64_t floor_divide(int64_t a, int64_t b) {
+  return a / b - static_cast<int64_t>(a % b != 0 && (a < 0) != (b < 0));
+}
 
 kernels::RowMagnitude magnitude_of(const double* row, int64_t dim) {
   return kernels::row_magnitude(row, dim);
