@@ -14,11 +14,11 @@ namespace torchvq::functional {
 class ReplacedCodes {
  public:
   /// @param learns  whether the step may replace codes.
-  ReplacedCodes(const std::vector<CodebookState>& states, bool learns) : learns_(learns) {
-    for (const auto& state : states) {
+  ReplacedCodes(std::vector<CodebookState> states, bool learns)
+      : learns_(learns), states_(std::move(states)) {
+    for (auto& state : states_) {
       kept_.push_back(state.replaced);
-      states_.push_back(state);
-      if (learns) states_.back().replaced = at::zeros_like(state.replaced);
+      if (learns) state.replaced = at::zeros_like(state.replaced);
     }
   }
 
@@ -38,8 +38,8 @@ class ReplacedCodes {
 
  private:
   bool learns_;
-  std::vector<at::Tensor> kept_;
   std::vector<CodebookState> states_;
+  std::vector<at::Tensor> kept_;
 };
 
 }  // namespace torchvq::functional

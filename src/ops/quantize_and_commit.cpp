@@ -13,15 +13,22 @@
 namespace torchvq {
 
 namespace detail {
+namespace {
+
+void check_tokens_to_commit(const char* op, const at::Tensor& x) {
+  check_floating(op, "x", x);
+  TORCH_CHECK_VALUE(x.dim() >= 2, op,
+                    ": expected x to have at least 2 dimensions (B, D), but got shape ",
+                    x.sym_sizes());
+}
+
+}  // namespace
 
 void check_quantize_and_commit(const at::Tensor& x, const at::Tensor& codebook,
                                std::string_view estimator) {
   constexpr auto op = "quantize_and_commit";
-  check_floating(op, "x", x);
+  check_tokens_to_commit(op, x);
   check_floating(op, "codebook", codebook);
-  TORCH_CHECK_VALUE(x.dim() >= 2, op,
-                    ": expected x to have at least 2 dimensions (B, D), but got shape ",
-                    x.sym_sizes());
   check_rank(op, "codebook", codebook, 3, "(1, K, D)");
   TORCH_CHECK_VALUE(codebook.sym_size(0) == 1, op,
                     ": expected codebook to be one codebook (1, K, D), but got shape ",
@@ -38,10 +45,7 @@ void check_quantize_and_commit_backward(const at::Tensor& grad_quantized,
   constexpr auto op = "quantize_and_commit_backward";
   check_floating(op, "grad_quantized", grad_quantized);
   check_floating(op, "grad_commitment", grad_commitment);
-  check_floating(op, "x", x);
-  TORCH_CHECK_VALUE(x.dim() >= 2, op,
-                    ": expected x to have at least 2 dimensions (B, D), but got shape ",
-                    x.sym_sizes());
+  check_tokens_to_commit(op, x);
   TORCH_CHECK_VALUE(grad_quantized.sym_sizes() == x.sym_sizes(), op,
                     ": expected grad_quantized to have the shape of x, ", x.sym_sizes(),
                     ", but got ", grad_quantized.sym_sizes());

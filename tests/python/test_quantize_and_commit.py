@@ -137,13 +137,12 @@ def test_the_backward_is_the_sum_of_those_of_its_parts(rotates):
     rows, upstream = x.reshape(1, 60, 70), grad.reshape(1, 60, 70)
     estimated = ops.rotation_trick_backward(upstream, rows, codes) if rotates else upstream
     committed = ops.residual_commitment_loss_backward(weight.reshape(1), [rows], [codes])
-    for path in BACKWARD.values():
+    for name, path in BACKWARD.items():
         found = path(grad, weight, x, codes, rotates=rotates)
+        # Without a kernel, sums of the rotation have another order.
+        exact = name == "dispatched" or not rotates
         torch.testing.assert_close(
-            found,
-            (estimated + committed).reshape(x.shape),
-            rtol=0,
-            atol=0 if path == BACKWARD["dispatched"] else 1e-6,
+            found, (estimated + committed).reshape(x.shape), rtol=0, atol=0 if exact else 1e-6
         )
 
 

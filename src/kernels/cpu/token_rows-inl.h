@@ -9,7 +9,7 @@ namespace {
 constexpr int64_t kSumLanes = 8;
 constexpr int64_t kParts = kSumLanes / kHalfLanes;
 
-/// LaneSum of lanes.h: the lanes between the vectors of a row and the elements behind them.
+/// LaneSum of lanes.h, whose functions have external linkage, which kernels of an instruction set must not share.
 struct LaneSums {
   double lane[kSumLanes] = {};
 
@@ -59,7 +59,7 @@ template <typename T>
 void estimate(const RowGradient<T>& factors, const T* grad, const T* x, const T* code, int64_t dim,
               T* to) {
   const int64_t whole = dim / kHalfLanes * kHalfLanes;
-  if (factors.straight) {
+  if (factors.token == 0.0 && factors.code == 0.0) {
     for (int64_t i = 0; i < whole; i += kHalfLanes) store_as(to + i, factors.grad * wide(grad + i));
     for (int64_t i = whole; i < dim; ++i)
       to[i] = static_cast<T>(factors.grad * static_cast<double>(grad[i]));

@@ -14,12 +14,11 @@ struct RowProducts {
   double xx, cc, xc, gx, gc;
 };
 
-/// The gradient to a token: (T)(grad * g + token * x + code * c) or, if `straight`, (T)(grad * g), where another factor
-/// is 0 and x may be infinite; plus *commitment * (x - c) in T, unless that is null.
+/// The gradient to a token: (T)(grad * g + token * x + code * c), without terms whose factor is 0 if both of token and
+/// code are, because x may then be infinite; plus *commitment * (x - c) in T, unless that is null.
 template <typename T>
 struct RowGradient {
   double grad, token, code;
-  bool straight;
   const T* commitment;
 };
 

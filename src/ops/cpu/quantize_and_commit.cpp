@@ -27,8 +27,7 @@ at::Tensor quantize_and_commit_backward(const at::Tensor& grad_quantized,
   detail::check_quantize_and_commit_backward(grad_quantized, grad_commitment, x, codes_);
   const auto dtype = codes_.scalar_type();
   const auto rows = [&](const at::Tensor& tensor) {
-    const bool transposed = tensor.dim() == 3 && !tensor.is_contiguous();
-    return (transposed ? detail::contiguous_rows(tensor) : tensor).to(dtype).contiguous();
+    return detail::contiguous_rows(tensor).to(dtype);
   };
   const auto grad = rows(grad_quantized), tokens = rows(x), codes = codes_.contiguous();
   auto grad_x = at::empty(x.sizes(), codes.options());

@@ -35,10 +35,8 @@ void write_token_gradients(const TokenRows<T>& from, bool rotates, const T* comm
         const auto [xx, cc, xc, gx, gc] = kernel.products(grad, x, code, dim);
         weights = kernels::rotation_weights(xx, cc, xc, gx, gc);
       }
-      // Not 0 * x: a token with a straight-through gradient may be infinite.
-      const bool straight = weights.token == 0.0 && weights.code == 0.0;
-      kernel.gradient({weights.grad, weights.token, weights.code, straight, commitment}, grad, x,
-                      code, dim, to + at);
+      kernel.gradient({weights.grad, weights.token, weights.code, commitment}, grad, x, code, dim,
+                      to + at);
     }
   });
 }
