@@ -66,7 +66,10 @@ export PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
 "$python" benchmarks/python/gpu.py requirements
 
 if card && has pytest; then
-  TORCHVQ_FAIL_WITHOUT_CUDA=1 run pytest 150 "$python" -m pytest -q -p no:cacheprovider tests/python/test_cuda.py
+  at_once=()
+  if has xdist; then at_once=(-n "$(((jobs + 1) / 2))"); fi
+  TORCHVQ_FAIL_WITHOUT_CUDA=1 run pytest 150 \
+    "$python" -m pytest -q -p no:cacheprovider "${at_once[@]}" tests/python/test_cuda.py
 fi
 section checks 120
 if card && command -v compute-sanitizer >/dev/null; then
@@ -79,6 +82,7 @@ else
 fi
 section search 90
 section steps 90
+section profile 60
 section host 30
 section ranks 130
 "$python" benchmarks/python/gpu.py report --output "$OUT" | tee "$OUT/summary.txt"

@@ -7,13 +7,13 @@ the text here is replaced
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import benchmark_documents
 from benchmark_documents import targets_of
 from harness import read_json
+from pages import fill
 
 LEARNING = "learning_table"
 LEARNING_RESIDUAL = "learning_residual"
@@ -77,19 +77,6 @@ def read(results: Path, suites: tuple[str, ...]) -> dict[str, Document]:
     """The existing results, by suite."""
     files = {name: results / f"{name}.json" for name in suites}
     return {name: read_json(file) for name, file in files.items() if file.exists()}
-
-
-def fill(file: Path, tables: dict[str, str]) -> None:
-    """Replaces the text between the markers of each table. Raises for a table without markers."""
-    text = file.read_text()
-    for name, table in tables.items():
-        pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-        if not pattern.search(text):
-            raise ValueError(
-                f"{file}: expected the markers <!-- begin {name} --> and end, but found none"
-            )
-        text = pattern.sub(lambda match, table=table: match[1] + table + match[2], text)
-    file.write_text(text)
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:

@@ -1,7 +1,7 @@
 """The sections of tools/gpu.sh, which runs them on a machine with a card; each writes <section>.json.
 
     python benchmarks/python/gpu.py requirements            # what this machine lacks, and what is left out for it
-    python benchmarks/python/gpu.py checks|small|search|steps|host|ranks --output FOLDER
+    python benchmarks/python/gpu.py checks|small|search|steps|profile|host|ranks --output FOLDER
     python benchmarks/python/gpu.py report --output FOLDER   # all of them as FOLDER/gpu.json, and a summary
     python benchmarks/python/gpu.py docs --output FOLDER     # FOLDER/gpu.json into docs/gpu.md
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import gpu_documents
+import gpu_isolated
 import gpu_measure
 import torch
 
@@ -40,6 +42,7 @@ PROGRAMS = {
     "nvidia-smi": "clocks and driver",
 }
 HOST_MICROSECONDS = 200.0
+CHECKS_AT_ONCE, CHECK_SECONDS = max(1, (os.cpu_count() or 1) - 2), 90.0
 Section = Callable[[], dict[str, Any]]
 
 
@@ -55,12 +58,15 @@ def requirements() -> dict[str, str]:
 
 
 def checks() -> dict[str, Any]:
+    # Processes cannot be forked from one whose OpenMP has made threads, or that has touched the card.
+    torch.set_num_threads(1)
     import cuda_checks
 
     if not gpu_measure.HAS_CARD:
         return dict(left_out="no card", found={})
+    found = gpu_isolated.run(cuda_checks.all_checks(), CHECKS_AT_ONCE, CHECK_SECONDS)
     return dict(
-        found=cuda_checks.run(cuda_checks.all_checks()),
+        found=found,
         kernels=sorted(name for name in _operators() if cuda_checks.has_kernel(name)),
     )
 
@@ -104,6 +110,14 @@ def steps() -> dict[str, Any]:
     return dict(cases=[gpu_measure.measure(case) for case in cases])
 
 
+def profile() -> dict[str, Any]:
+    import gpu_profile
+
+    found = gpu_profile.profiles()
+    print(gpu_profile.text(found))
+    return dict(profiles=found)
+
+
 def host() -> dict[str, Any]:
     import gpu_cases
 
@@ -128,6 +142,7 @@ SECTIONS: dict[str, Section] = {
     "small": small,
     "search": search,
     "steps": steps,
+    "profile": profile,
     "host": host,
     "ranks": ranks,
 }

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from documents import fill
+from pages import fill
 
 Document = dict[str, Any]
 MIB = 2**20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import time
@@ -11,6 +12,8 @@ from typing import Any
 
 import torch
 
+# Asked without a CUDA context, with which processes could not be forked.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 HAS_CARD = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_CARD else "cpu")
 MILLISECONDS_A_BLOCK = 20.0 if HAS_CARD else 1.0

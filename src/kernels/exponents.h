@@ -2,7 +2,6 @@
 // taken from the bits of a float64, so every device and library gives the same result. Torch-free.
 #pragma once
 
-#include <algorithm>
 #include <bit>
 #include <cstdint>
 
@@ -19,8 +18,10 @@ constexpr int32_t kUnitBits = 30;
 /// Tokens may exceed the exponent of their code by this much before the exponent is raised.
 constexpr int32_t kHeadroomBits = 8;
 
+/// Not std::clamp, whose references to these constants have no address on a GPU: nvcc compiles them to a trap.
 constexpr int32_t clamp_exponent(int32_t exponent) {
-  return std::clamp(exponent, kMinExponent, kMaxExponent);
+  if (exponent < kMinExponent) return kMinExponent;
+  return exponent > kMaxExponent ? kMaxExponent : exponent;
 }
 
 /// Smallest e with magnitude <= 2^e, clamped; kMinExponent for 0. `magnitude` is finite and >= 0.

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import torchvq
-
 sys.path.append(str(Path(__file__).resolve().parents[1] / "matrix"))
 
 import classes
@@ -32,6 +30,12 @@ LEARNS_ALIKE = [
     "grouped_residual_vq",
 ]
 STEPS = 3
+# Tokens, codes and features.
+SHAPES = [
+    *((4096, 1024, 8), (4096, 1024, 17), (4096, 1000, 32), (20000, 1024, 64), (777, 8192, 100)),
+    *((4096, 16384, 64), (4096, 1024, 256), (3000, 2000, 512), (500, 1024, 1025), (1, 1024, 128)),
+    *((64, 1024, 128), (3, 1, 64), (30000, 2, 300)),
+]
 
 
 def has_kernel(operator: str) -> bool:
@@ -70,14 +74,28 @@ def alike(found: Tensor, expected: Tensor, exact: bool) -> None:
     torch.testing.assert_close(found, expected, rtol=unit, atol=unit * scale, equal_nan=True)
 
 
-def search_is_exact(kind: str, metric: str, rows: int = 2000) -> None:
-    """The adversarial rows of the exactness suite."""
+def search_is_exact(kind: str, metric: str, dim: int, rows: int = 2000, codes: int = 512) -> None:
+    """The adversarial rows of the exactness suite; more than 16 features go to the tensor cores."""
     generator = torch.Generator().manual_seed(0)
-    x, codebook = nearest_code_rows.KINDS[kind](rows, 512, 16, generator)
+    x, codebook = nearest_code_rows.KINDS[kind](rows, codes, dim, generator)
     expected = ops.nearest_code(x, codebook, metric=metric, return_distances=True)
     found = ops.nearest_code(x.cuda(), codebook.cuda(), metric=metric, return_distances=True)
     for a, b in zip(found, expected, strict=True):
         alike(a.cpu(), b, exact=True)
+
+
+def search_is_exact_at(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Shapes of real use: tokens beside codes, and half of them halfway between two."""
+    generator = torch.Generator().manual_seed(1)
+    rows, codes, dim = shape
+    beside, codebook = nearest_code_rows.near_codes(rows // 2, codes, dim, generator)
+    noise = torch.randn(rows - rows // 2, dim, generator=generator)
+    between = nearest_code_rows.middles(noise, codebook, 1e-3, generator)
+    x = torch.cat([beside, between]).to(dtype)
+    codebook = codebook.to(dtype)
+    alike(
+        ops.nearest_code(x.cuda(), codebook.cuda())[0].cpu(), ops.nearest_code(x, codebook)[0], True
+    )
 
 
 def training_step(module: nn.Module, x: Tensor) -> classes.Seen:
@@ -87,10 +105,10 @@ def training_step(module: nn.Module, x: Tensor) -> classes.Seen:
     return seen
 
 
-def learns_what_the_cpu_learns(row: str) -> None:
+def learns_what_the_cpu_learns(row: str, dtype: torch.dtype) -> None:
     here, there = classes.build(row).train(), classes.build(row).train().cuda()
     for step in range(STEPS):
-        x = classes.data(row, step)
+        x = classes.data(row, step, dtype=dtype)
         alike(
             training_step(there, x.cuda()).indices.cpu(), training_step(here, x).indices, exact=True
         )
@@ -108,6 +126,48 @@ def step_does_not_wait(row: str) -> None:
         training_step(module, x)
         with _without_waiting():
             training_step(module, x)
+
+
+def steps_in_every_precision(row: str) -> None:
+    """Two steps of training and one of evaluation, in mixed precision and as a module of bfloat16, without NaN."""
+    for dtype, mixed in ((torch.float16, True), (torch.bfloat16, True), (torch.bfloat16, False)):
+        module = classes.build(row).cuda()
+        if not mixed:
+            module = module.to(dtype)
+        for number in range(3):
+            module.train(number < 2)
+            x = classes.data(row, number, dtype=torch.float32 if mixed else dtype).cuda()
+            with torch.autocast("cuda", dtype, enabled=mixed):
+                seen = training_step(module, x.requires_grad_(number < 2))
+            assert seen.quantized.isfinite().all() and seen.loss.isfinite().all(), (dtype, mixed)
+
+
+def comes_back_from_the_card(row: str) -> None:
+    """What a module has learned on the card, on the CPU: the same indices for the same tokens."""
+    module = classes.build(row).cuda()
+    for step in range(STEPS):
+        training_step(module.train(), classes.data(row, step).cuda())
+    fresh = classes.build(row, seed=1)
+    fresh.load_state_dict({name: value.cpu() for name, value in module.state_dict().items()})
+    x = classes.data(row, STEPS)
+    here, there = _evaluation(fresh.eval(), x), _evaluation(module.eval(), x.cuda())
+    alike(there.indices.cpu(), here.indices, exact=True)
+
+
+def compiles(row: str, mode: str) -> None:
+    """Compiled steps have the indices and the states of eager ones."""
+    eager, module = classes.build(row).cuda().train(), classes.build(row).cuda().train()
+    compiled = torch.compile(module, mode=mode)
+    for step in range(STEPS + 1):
+        x = classes.data(row, step).cuda()
+        torch.compiler.cudagraph_mark_step_begin()
+        found = classes.forward(compiled, x.clone().requires_grad_())
+        (found.quantized.float().sum() + found.loss.sum()).backward()
+        expected = training_step(eager, x.clone().requires_grad_())
+        alike(found.indices, expected.indices, exact=True)
+    state = eager.state_dict()
+    for name, value in module.state_dict().items():
+        alike(value, state[name], exact=True)
 
 
 class _without_waiting:
@@ -160,33 +220,45 @@ def all_checks() -> dict[str, Callable[[], None]]:
     def add(check: Callable[..., None], *arguments: Any) -> None:
         checks[" ".join([check.__name__, *map(str, arguments)])] = lambda: check(*arguments)
 
-    for name in CASES:
-        add(operator_gives_the_cpus_results, name)
-    for kind in nearest_code_rows.KINDS:
-        for metric in ("euclidean", "cosine"):
-            add(search_is_exact, kind, metric)
-    for row in LEARNS_ALIKE:
-        add(learns_what_the_cpu_learns, row)
-    if has_kernel("nearest_code"):
-        for row in sorted(classes.ROWS.keys() - HOST_DECIDES):
-            add(step_does_not_wait, row)
-        for row in LEARNS_ALIKE:
-            add(graph_records, row, False)
-            add(graph_records, row, True)
+    for check, rows in CHECKS.items():
+        for arguments in rows:
+            add(check, *arguments)
     return checks
 
 
-def run(checks: dict[str, Callable[[], None]]) -> dict[str, str]:
-    """The result of each check: empty, or why it failed."""
-    return {name: _why_it_fails(check) for name, check in checks.items()}
+def _searches_on_the_card() -> list[Any]:
+    """Rows for checks of what only kernels do: the search in plain torch waits for the device."""
+    return LEARNS_ALIKE if has_kernel("nearest_code") else []
 
 
-def _why_it_fails(check: Callable[[], None]) -> str:
-    try:
-        check()
-    except Exception as error:  # one failing check must not hide the others
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-    return ""
-
-
-__all__ = ["all_checks", "run", "torchvq"]
+# Each check, and the arguments of its cases.
+CHECKS: dict[Callable[..., None], list[tuple[Any, ...]]] = {
+    search_is_exact_at: [
+        (shape, dtype)
+        for shape in SHAPES
+        for dtype in (torch.float32, torch.float16, torch.bfloat16)
+    ],
+    compiles: [
+        (row, mode)
+        for row in ("vq", "vq_dead_codes", "residual_vq", "vq_learnable")
+        for mode in ("default", "reduce-overhead")
+    ],
+    operator_gives_the_cpus_results: [(name,) for name in CASES],
+    search_is_exact: [
+        (kind, metric, dim)
+        for kind in nearest_code_rows.KINDS
+        for metric in ("euclidean", "cosine")
+        for dim in (16, 200)
+    ],
+    learns_what_the_cpu_learns: [
+        (row, dtype) for row in LEARNS_ALIKE for dtype in (torch.float32, torch.bfloat16)
+    ],
+    comes_back_from_the_card: [(row,) for row in LEARNS_ALIKE],
+    steps_in_every_precision: [(row,) for row in classes.ROWS],
+    step_does_not_wait: [
+        (row,) for row in sorted(classes.ROWS.keys() - HOST_DECIDES) if has_kernel("nearest_code")
+    ],
+    graph_records: [
+        (row, training) for row in _searches_on_the_card() for training in (False, True)
+    ],
+}

@@ -201,6 +201,18 @@ def test_the_report_of_a_gpu_is_written_without_one(tmp_path: Path) -> None:
     assert page.read_text() == (ROOT / "docs" / "gpu.md").read_text()
 
 
+def test_the_sections_of_the_gpu_need_no_faiss() -> None:
+    """A machine with a card may lack it."""
+    code = "import sys; sys.modules['faiss'] = None; import gpu, gpu_cases, gpu_profile, gpu_ranks"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT / "benchmarks" / "python",
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def torchvq_library() -> str:
     """The library that these tests run."""
     return str(torchvq._library._library_path())
