@@ -116,6 +116,12 @@ def _calls(run: Callable[[], object]) -> int:
     return max(1, min(200, int(MILLISECONDS_A_BLOCK / max(once, 1e-3))))
 
 
+def _steady(run: Callable[[], object]) -> float:
+    """Milliseconds of a call once the card's clocks have risen and libraries have started."""
+    calls = _calls(run)
+    return statistics.median(block_milliseconds(run, calls) for _ in range(ROUNDS))
+
+
 def _judged(target: Target, found: dict[str, Any]) -> dict[str, Any]:
     if target.against not in found:
         return dict(wanted=target.wanted, against=target.against, measured=None, met=None)
@@ -129,12 +135,12 @@ def rates() -> dict[str, float]:
     """The rates that plain torch reaches on the card, with which others are compared."""
     size = 8192 if HAS_CARD else 64
     a = torch.randn(size, size, device=DEVICE).to(torch.bfloat16)
-    half = block_milliseconds(lambda: a @ a, 10)
+    half = _steady(lambda: a @ a)
     wide = torch.randn(size // 2, size // 2, device=DEVICE)
-    single = block_milliseconds(lambda: wide @ wide, 5)
+    single = _steady(lambda: wide @ wide)
     copied = torch.empty(size * size * 8, device=DEVICE)
     fresh = torch.empty_like(copied)
-    copy = block_milliseconds(lambda: fresh.copy_(copied), 10)
+    copy = _steady(lambda: fresh.copy_(copied))
     return dict(
         bfloat16_tflops=2 * size**3 / half / 1e9,
         float32_tflops=2 * (size // 2) ** 3 / single / 1e9,

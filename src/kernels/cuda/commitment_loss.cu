@@ -12,6 +12,7 @@ namespace {
 constexpr int kThreads = 128, kGradientThreads = 256;
 constexpr int kBlocksAtOnce = kThreads / kLaneThreads;
 constexpr int kTerms = 1024;
+constexpr int kLoadsInFlight = 32;  // of a lane: its additions wait for each other, its loads must not
 
 __device__ bool counts(const bool* mask, int64_t row) { return mask == nullptr || mask[row]; }
 
@@ -33,11 +34,22 @@ __device__ double lane_of_squares(const T* x, const T* codes, const bool* mask, 
   for (int64_t row = 0; row < rows; ++row) {
     if (!counts(mask, begin + row)) continue;
     const T *a = x + begin * dim + row * length, *b = codes + begin * dim + row * length;
-#pragma unroll 8
-    for (int64_t i = lane; i < length; i += kLanes) {
-      const double difference = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+    const auto add = [&](T token, T code) {
+      const double difference = static_cast<double>(token) - static_cast<double>(code);
       sum += difference * difference;
+    };
+    int64_t i = lane;
+    for (; i + (kLoadsInFlight - 1) * kLanes < length; i += kLoadsInFlight * kLanes) {
+      T tokens[kLoadsInFlight], own[kLoadsInFlight];
+#pragma unroll
+      for (int j = 0; j < kLoadsInFlight; ++j) {
+        tokens[j] = a[i + j * kLanes];
+        own[j] = b[i + j * kLanes];
+      }
+#pragma unroll
+      for (int j = 0; j < kLoadsInFlight; ++j) add(tokens[j], own[j]);
     }
+    for (; i < length; i += kLanes) add(a[i], b[i]);
   }
   return sum;
 }

@@ -93,21 +93,25 @@ void search(Steps& steps, const SearchState& state, const Queue& queue) {
     const RowList open = {state.open_in_float, &facts.open_in_float, 0};
     const auto segments = static_cast<unsigned>(state.segments);
     const unsigned tiles = blocks_for_list(task.tokens, kListTile, queue);
-    steps.run(scan_float<kListTile, true>, tiles * segments, kFloatThreads,
+    steps.run(scan_float<kListTile, kFloatDepth, true>, tiles * segments, kFloatThreads,
               FloatTile<kListTile>::kShared, state, open);
     steps.run(close_segments, blocks_for_list(task.tokens, kFloatThreads, queue), kFloatThreads, 0,
               state, open);
   } else {
     const RowList all = {nullptr, nullptr, task.tokens};
-    steps.run(scan_float<kFullTile, false>, blocks_for(task.tokens, kFullTile), kFloatThreads,
+    const bool flat = task.dim <= kFloatDepth / 2;  // half of the usual rounds would be zeros
+    const auto scan = flat ? scan_float<kFullTile, kFloatDepth / 2, false>
+                           : scan_float<kFullTile, kFloatDepth, false>;
+    steps.run(scan, blocks_for(task.tokens, kFullTile), kFloatThreads,
               FloatTile<kFullTile>::kShared, state, all);
   }
+  const auto parts = static_cast<int>(
+      blocks_for(task.size, kExactThreads, kMostRivals));  // each has codes for all threads
+  const unsigned tiles = blocks_for_list(task.tokens, kExactRows, queue);
+  steps.run(list_exact_rivals, tiles * parts, kExactThreads, exact_shared<float>(), state, parts);
   const int64_t rivals_of_block = kRivalThreads / kMostRivals;
   steps.run(decide_rivals, blocks_for_list(task.tokens, rivals_of_block, queue), kRivalThreads, 0,
             state);
-  const RowList open = {state.open_in_double, &facts.open_in_double, 0};
-  steps.run(scan_exact<float>, blocks_for_list(task.tokens, kExactRows, queue), kExactThreads,
-            exact_shared<float>(), task, state.status, open, false);
 }
 
 template <typename T>
@@ -116,7 +120,7 @@ Error finish(const FoundCodes<T>& found, const Queue& queue) {
   if (task.tokens == 0) return nullptr;
   Steps steps(queue);
   if (found.codes)
-    steps.run(gather_codes<T>, blocks_for(task.tokens * task.dim, kExactThreads), kExactThreads, 0,
+    steps.run(gather_codes<T>, blocks_for(task.tokens, kExactThreads / kWarp), kExactThreads, 0,
               found);
   steps.run(finish_rows<T>, blocks_for(task.tokens, kExactThreads), kExactThreads, 0, found);
   return steps.error();
@@ -179,9 +183,8 @@ Error nearest_code(const NearestCodeTask<double>& task, void* workspace, const Q
             state.status, state.facts);
   steps.run(mark_rows<double>, blocks_for(task.tokens, kExactThreads / kWarp), kExactThreads, 0,
             state.task);
-  const RowList all = {nullptr, nullptr, task.tokens};
   steps.run(scan_exact<double>, blocks_for(task.tokens, kExactRows), kExactThreads,
-            exact_shared<double>(), state.task, state.status, all, true);
+            exact_shared<double>(), state.task, state.status);
   return steps.error();
 }
 

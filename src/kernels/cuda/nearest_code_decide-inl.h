@@ -8,11 +8,38 @@ namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
 constexpr unsigned kRivalThreads = 128;
 
+/// Makes rivals of the nearest code of each of `parts` parts of the codebook, for the rows that are open in double, so
+/// that few rows occupy many blocks. Their entries follow those of the other rivalries.
+__global__ void __launch_bounds__(kExactThreads, 2)
+    list_exact_rivals(SearchState state, int parts) {
+  const auto count = static_cast<int64_t>(state.facts->open_in_double);
+  const auto entries = static_cast<int64_t>(state.facts->rivalries);
+  const int64_t* list = state.open_in_double;
+  const auto part = static_cast<int>(blockIdx.x % static_cast<unsigned>(parts));
+  const int64_t step = static_cast<int64_t>(gridDim.x / parts) * kExactRows;
+  for (int64_t first = static_cast<int64_t>(blockIdx.x / parts) * kExactRows; first < count;
+       first += step) {
+    const int rows = static_cast<int>(min(count - first, static_cast<int64_t>(kExactRows)));
+    decide_rows(
+        state.task, state.status, part_of_codes(state.task.size, part, parts), rows,
+        shared_memory<float>(),
+        [&](int row, int64_t d) { return state.task.x[list[first + row] * state.task.dim + d]; },
+        [&](int row, const Verdict& verdict) {
+          const int64_t entry = entries + first + row;
+          int32_t* rivals = state.rivals + entry * kMostRivals;
+          rivals[part] = verdict.code;
+          if (part != 0) return;
+          state.rivalries[entry] = list[first + row];
+          for (int other = parts; other < kMostRivals; ++other) rivals[other] = -1;
+        });
+  }
+}
+
 /// Decides between known rivals; one thread per rival.
 __global__ void __launch_bounds__(kRivalThreads) decide_rivals(SearchState state) {
   constexpr int kTogether = kWarp / kMostRivals;  // rows per warp
   const auto& task = state.task;
-  const auto count = static_cast<int64_t>(state.facts->rivalries);
+  const auto count = static_cast<int64_t>(state.facts->rivalries + state.facts->open_in_double);
   for (int64_t first = grid_warp() * kTogether; first < count; first += grid_warps() * kTogether) {
     const int64_t entry = first + lane_of_warp() / kMostRivals;
     Verdict verdict;
@@ -21,7 +48,8 @@ __global__ void __launch_bounds__(kRivalThreads) decide_rivals(SearchState state
       const int32_t code = state.rivals[entry * kMostRivals + lane_of_warp() % kMostRivals];
       if (code >= 0) {
         const float *x = task.x + row * task.dim, *c = task.codebook + code * task.dim;
-        verdict.take(score_of(x, c, task.dim, task.cosine) + state.bias_of(code), code);
+        const double score = score_of(x, c, task.dim, task.cosine) + state.bias_of(code);
+        verdict.take(ranked(score, state.status[code]), code);
       }
     }
     __syncwarp();
@@ -31,21 +59,19 @@ __global__ void __launch_bounds__(kRivalThreads) decide_rivals(SearchState state
   }
 }
 
-/// Scores all codes for the rows of a list; with `skip`, rows whose index is
-/// already -1 are left alone.
+/// Scores all codes for all rows, but those whose index is already -1.
 template <typename T>
 __global__ void __launch_bounds__(kExactThreads, 2)
-    scan_exact(NearestCodeTask<T> task, const uint8_t* status, RowList list, bool skip) {
-  const int64_t count = list.size();
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kExactRows; first < count;
+    scan_exact(NearestCodeTask<T> task, const uint8_t* status) {
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kExactRows; first < task.tokens;
        first += static_cast<int64_t>(gridDim.x) * kExactRows) {
-    const int rows = static_cast<int>(min(count - first, static_cast<int64_t>(kExactRows)));
+    const int rows = static_cast<int>(min(task.tokens - first, static_cast<int64_t>(kExactRows)));
     decide_rows(
-        task, status, rows, shared_memory<T>(),
-        [&](int row, int64_t d) { return task.x[list.row(first + row) * task.dim + d]; },
+        task, status, {0, task.size}, rows, shared_memory<T>(),
+        [&](int row, int64_t d) { return task.x[(first + row) * task.dim + d]; },
         [&](int row, const Verdict& verdict) {
-          int64_t& index = task.indices[list.row(first + row)];
-          if (!skip || index != -1) index = verdict.code;
+          int64_t& index = task.indices[first + row];
+          if (index != -1) index = verdict.code;
         });
   }
 }
@@ -84,11 +110,12 @@ __device__ inline double distance_of(const T* x, const T* code, int64_t dim, boo
 template <typename T>
 __global__ void __launch_bounds__(kExactThreads) gather_codes(FoundCodes<T> found) {
   const auto& task = found.task;
-  const int64_t count = task.tokens * task.dim;
-  for (int64_t i = grid_thread(); i < count; i += grid_threads()) {
-    const int64_t index = task.indices[i / task.dim];
-    found.codes[i] =
-        index < 0 ? static_cast<T>(NAN) : task.codebook[index * task.dim + i % task.dim];
+  for (int64_t row = grid_warp(); row < task.tokens; row += grid_warps()) {
+    const int64_t index = task.indices[row];
+    const T* code = task.codebook + index * task.dim;
+    T* to = found.codes + row * task.dim;
+    for (int64_t d = lane_of_warp(); d < task.dim; d += kWarp)
+      to[d] = index < 0 ? static_cast<T>(NAN) : code[d];
   }
 }
 

@@ -64,24 +64,39 @@ constexpr size_t exact_shared() {
 }
 static_assert(exact_shared<double>() <= 48 * 1024);
 
-/// Finds the nearest of all codes for `rows` rows, at most kExactRows, by a block of kExactThreads
+struct CodeRange {
+  int64_t begin, end;
+};
+
+/// A part of a codebook, of `parts` about equal ones.
+__device__ inline CodeRange part_of_codes(int64_t size, int part, int parts) {
+  return {size * part / parts, size * (part + 1) / parts};
+}
+
+/// NaN (inf - inf after an overflow) and the scores of codes that are not finite count as the worst.
+__device__ inline double ranked(double score, uint8_t status) {
+  return status == kExcluded || isnan(score) ? HUGE_VAL : score;
+}
+
+/// Finds the nearest code of a range for `rows` rows, at most kExactRows, by a block of kExactThreads
 /// with exact_shared() bytes. value(row, d) reads a row; thread 0 calls take(row, verdict).
 template <typename T, typename Value, typename Take>
-__device__ inline void decide_rows(const NearestCodeTask<T>& task, const uint8_t* status, int rows,
-                                   void* shared, const Value& value, const Take& take) {
+__device__ inline void decide_rows(const NearestCodeTask<T>& task, const uint8_t* status,
+                                   const CodeRange& range, int rows, void* shared,
+                                   const Value& value, const Take& take) {
   T* codes = static_cast<T*>(shared);                     // [kExactThreads][kExactDepth + 1]
   T* values = codes + kExactThreads * (kExactDepth + 1);  // [kExactRows][kExactDepth]
   auto* verdicts = reinterpret_cast<Verdict*>(values + kExactRows * kExactDepth);
   const auto thread = static_cast<int>(threadIdx.x);
   Verdict best[kExactRows];
-  for (int64_t base = 0; base < task.size; base += kExactThreads) {
+  for (int64_t base = range.begin; base < range.end; base += kExactThreads) {
     double scores[kExactRows] = {};
     for (int64_t depth = 0; depth < task.dim; depth += kExactDepth) {
       const int here = static_cast<int>(min(task.dim - depth, static_cast<int64_t>(kExactDepth)));
       __syncthreads();  // before data still in use is overwritten
       for (int i = thread; i < kExactThreads * kExactDepth; i += kExactThreads) {
         const int line = i / kExactDepth, d = i % kExactDepth;
-        if (base + line < task.size && d < here)
+        if (base + line < range.end && d < here)
           codes[line * (kExactDepth + 1) + d] = task.codebook[(base + line) * task.dim + depth + d];
       }
       if (thread < kExactRows * kExactDepth) {
@@ -89,7 +104,7 @@ __device__ inline void decide_rows(const NearestCodeTask<T>& task, const uint8_t
         if (line < rows && d < here) values[thread] = value(line, depth + d);
       }
       __syncthreads();
-      if (base + thread >= task.size) continue;  // continues to the next barrier of the loop
+      if (base + thread >= range.end) continue;  // continues to the next barrier of the loop
       for (int d = 0; d < here; ++d) {
         const double c = codes[thread * (kExactDepth + 1) + d];
 #pragma unroll
@@ -99,16 +114,12 @@ __device__ inline void decide_rows(const NearestCodeTask<T>& task, const uint8_t
       }
     }
     const int64_t code = base + thread;
-    if (code >= task.size) continue;
+    if (code >= range.end) continue;
     const double scale = task.cosine ? 1.0 : 0.5;
     const double bias = task.bias ? static_cast<double>(task.bias[code]) * scale : 0.0;
 #pragma unroll
-    for (int r = 0; r < kExactRows; ++r) {
-      const double score = scores[r] + bias;
-      // A score of NaN (inf - inf after an overflow) counts as the worst.
-      const bool worst = status[code] == kExcluded || isnan(score);
-      best[r].take(worst ? HUGE_VAL : score, static_cast<int32_t>(code));
-    }
+    for (int r = 0; r < kExactRows; ++r)
+      best[r].take(ranked(scores[r] + bias, status[code]), static_cast<int32_t>(code));
   }
 #pragma unroll
   for (int r = 0; r < kExactRows; ++r) {

@@ -7,7 +7,7 @@
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
 constexpr int kFloatThreads = 256;
-constexpr int kFloatDepth = 16;  // dimensions per round
+constexpr int kFloatDepth = 16;  // dimensions per round, at most
 
 /// Tiles of `rows` rows; tiles with fewer rows hold more codes, and there are more of them.
 template <int rows>
@@ -23,11 +23,12 @@ struct FloatTile {
 
 /// Loads vectors minus the centre, one dimension per line of `stride`; zeros
 /// beyond `count` and `dim`.
-template <int vectors, int stride, typename Place>
+template <int vectors, int stride, int depth_of_round, typename Place>
 __device__ inline void load_centered(const SearchState& state, const float* from, int64_t count,
                                      int64_t depth, const Place& place, float* to) {
-  for (int i = static_cast<int>(threadIdx.x); i < vectors * kFloatDepth; i += kFloatThreads) {
-    const int vector = i / kFloatDepth, line = i % kFloatDepth;
+  for (int i = static_cast<int>(threadIdx.x); i < vectors * depth_of_round;
+       i += kFloatThreads) {
+    const int vector = i / depth_of_round, line = i % depth_of_round;
     const int64_t d = depth + line;
     float value = 0;
     if (vector < count && d < state.task.dim)
@@ -38,13 +39,13 @@ __device__ inline void load_centered(const SearchState& state, const float* from
 
 /// Scans all codes for a tile of rows; or, with `split`, one of state.segments ranges of codes, so
 /// that few rows occupy many blocks. close_segments then completes the rows.
-template <int tile_rows, bool split>
+template <int tile_rows, int depth_of_round, bool split>
 __global__ void __launch_bounds__(kFloatThreads, 2) scan_float(SearchState state, RowList list) {
   using Tile = FloatTile<tile_rows>;
   const int segments = split ? state.segments : 1;
   const auto segment = static_cast<int>(blockIdx.x % static_cast<unsigned>(segments));
   auto* rows = shared_memory<float>();
-  float* codes = rows + kFloatDepth * Tile::kRowStride;
+  float* codes = rows + depth_of_round * Tile::kRowStride;
   const int lane = static_cast<int>(threadIdx.x) % Tile::kLanes,
             group = static_cast<int>(threadIdx.x) / Tile::kLanes * 4;
   const int64_t count = list.size();
@@ -56,17 +57,17 @@ __global__ void __launch_bounds__(kFloatThreads, 2) scan_float(SearchState state
     Contest contests[4];
     for (int64_t code = begin; code < size; code += Tile::kCodes) {
       float sums[4][4] = {};
-      for (int64_t depth = 0; depth < state.task.dim; depth += kFloatDepth) {
+      for (int64_t depth = 0; depth < state.task.dim; depth += depth_of_round) {
         __syncthreads();  // before data still in use is overwritten
-        load_centered<tile_rows, Tile::kRowStride>(
+        load_centered<tile_rows, Tile::kRowStride, depth_of_round>(
             state, state.task.x, count - first, depth,
             [&](int vector) { return list.row(first + vector); }, rows);
-        load_centered<Tile::kCodes, Tile::kCodeStride>(
+        load_centered<Tile::kCodes, Tile::kCodeStride, depth_of_round>(
             state, state.task.codebook, size - code, depth,
             [&](int vector) { return code + vector; }, codes);
         __syncthreads();
 #pragma unroll
-        for (int line = 0; line < kFloatDepth; ++line) {
+        for (int line = 0; line < depth_of_round; ++line) {
           const float4 x = *reinterpret_cast<const float4*>(rows + line * Tile::kRowStride + group);
           const float* c = codes + line * Tile::kCodeStride + lane;
 #pragma unroll

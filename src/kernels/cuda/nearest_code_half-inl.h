@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kHalfThreads, 2) scan_half(SearchState state) 
   for (int64_t row = static_cast<int64_t>(blockIdx.x) * kTileRows; row < state.padded_tokens;
        row += static_cast<int64_t>(gridDim.x) * kTileRows) {
     float units[kRowFragments][2];
-    Contest contests[kRowFragments][2];
+    RowContests<kRowFragments> contests;
 #pragma unroll
     for (int i = 0; i < kRowFragments; ++i)
 #pragma unroll
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kHalfThreads, 2) scan_half(SearchState state) 
       if (++chunk < chunks) continue;
       sums.for_scores(
           state.half_norms, code + warp_code, units,
-          [&](int i, int r, float score, int32_t index) { contests[i][r].take(score, index); });
+          [&](int i, int r, float score, int32_t index) { contests.at(i, r).take(score, index); });
       sums.clear();
       chunk = 0;
       code += kTileCodes;
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kHalfThreads, 2) scan_half(SearchState state) 
 #pragma unroll
       for (int r = 0; r < 2; ++r)
         table.put(warp_row + i * 16 + r * 8 + lane / 4, warp % kWarpsOfCodes * 4 + lane % 4,
-                  contests[i][r]);
+                  contests.at(i, r));
     __syncthreads();
     const auto place = static_cast<int>(threadIdx.x);
     if (place < kTileRows && row + place < state.task.tokens)

@@ -67,16 +67,22 @@ struct Contest {
   float best = -HUGE_VALF, second = -HUGE_VALF;
   int32_t code = 0;
 
-  /// Codes come in order of index, so the first of equal scores stays; NaN never wins.
+  /// Codes come in order of index, so the first of equal scores stays; NaN never wins. Without branches,
+  /// which cost more than what they skip.
   __device__ void take(float score, int32_t index) {
-    if (score > best) {
-      second = best;
-      best = score;
-      code = index;
-    } else if (score > second) {
-      second = score;
-    }
+    second = fmaxf(second, fminf(best, score));
+    code = score > best ? index : code;
+    best = fmaxf(best, score);
   }
+};
+
+/// The contests of one thread for its rows: two in each fragment of 16. Not an array of two dimensions: nvcc 13.0 sets
+/// all but the first line of one to zero, in spite of the initialisers of its members.
+template <int fragments>
+struct RowContests {
+  Contest of[fragments * 2];
+
+  __device__ Contest& at(int fragment, int half) { return of[fragment * 2 + half]; }
 };
 
 /// Contests of rows, [row][lane]: those of a block in shared memory, or of a list in global memory.

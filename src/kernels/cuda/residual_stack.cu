@@ -257,7 +257,7 @@ __device__ void decide_exact_rows(const SearchState& state, const StackTile& til
   for (int first = 0; first < count; first += kExactRows) {
     const int* list = tile.exact + first;
     decide_rows(
-        state.task, state.status, min(count - first, kExactRows), tile.scratch,
+        state.task, state.status, {0, state.task.size}, min(count - first, kExactRows), tile.scratch,
         [&](int row, int64_t d) { return tile.row<cosine>(list[row])[d]; },
         [&](int row, const Verdict& verdict) { tile.found[list[row]] = verdict.code; });
   }
@@ -275,15 +275,15 @@ __device__ void search_level(const SearchState& state, const StackTile& tile) {
   if (threadIdx.x < 3) tile.counts[threadIdx.x] = 0;
   __syncthreads();
 
-  Contest contests[Shape::kRowFragments][2];
+  RowContests<Shape::kRowFragments> contests;
   scan_tile<rows, few>(state, tile, [&](int i, int r, float score, int32_t index) {
-    contests[i][r].take(score, index);
+    contests.at(i, r).take(score, index);
   });
   const Contests table(tile.scratch, rows, Shape::kLanes);
 #pragma unroll
   for (int i = 0; i < Shape::kRowFragments; ++i)
 #pragma unroll
-    for (int r = 0; r < 2; ++r) table.put(Shape::row(i, r), Shape::lane(), contests[i][r]);
+    for (int r = 0; r < 2; ++r) table.put(Shape::row(i, r), Shape::lane(), contests.at(i, r));
   __syncthreads();
   close_rows<rows, few>(state, tile, table);
   __syncthreads();
