@@ -1,5 +1,5 @@
-// Eight threads per block of rows correspond to the eight lanes of the CPU's sum; blocks have the
-// same size as on CPU and are added in order. Floating-point sums never use atomics.
+// Eight threads of a block are the eight lanes of the CPU's sum over a block of rows, which has the
+// same size as on CPU; blocks are added in order. Floating-point sums never use atomics.
 #include "kernels/cuda/commitment_loss.h"
 
 #include "kernels/cpu/commitment_loss.h"
@@ -10,72 +10,74 @@ namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 namespace {
 
 constexpr int kThreads = 128, kGradientThreads = 256;
-constexpr int kBlocksAtOnce = kThreads / kLaneThreads;
 constexpr int kTerms = 1024;
-constexpr int kLoadsInFlight = 32;  // of a lane: its additions wait for each other, its loads must not
+constexpr int kSquares = 2048;  // in shared memory; whole groups of lanes
+static_assert(kSquares % kLanes == 0);
 
 __device__ bool counts(const bool* mask, int64_t row) { return mask == nullptr || mask[row]; }
 
+/// Counted by each warp.
 __device__ int64_t real_rows(const bool* mask, int64_t begin, int64_t end) {
   if (mask == nullptr) return end - begin;
   int64_t count = 0;
-  for (int64_t row = begin; row < end; ++row) count += mask[row];
-  return count;
+  for (int64_t row = begin + lane_of_warp(); row < end; row += kWarp) count += mask[row];
+  return sum_of_warp(count);
 }
 
-/// The partial sum of one lane over rows [begin, end).
+/// The squared differences of `count` numbers from `at` on, to shared memory, by all threads.
+template <typename T>
+__device__ void square_differences(const T* x, const T* codes, int64_t at, int count,
+                                   double* squares) {
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+    const double difference = static_cast<double>(x[at + i]) - static_cast<double>(codes[at + i]);
+    squares[i] = difference * difference;
+  }
+}
+
+/// The partial sum of a lane over rows [begin, end): all threads square, kSquares numbers at a time, and the first of
+/// them, the lanes, add.
 template <typename T>
 __device__ double lane_of_squares(const T* x, const T* codes, const bool* mask, int64_t begin,
-                                  int64_t end, int64_t dim, int lane) {
+                                  int64_t end, int64_t dim, double* squares) {
   // If rows consist of whole groups of lanes, they are summed like one long row.
   const bool joined = mask == nullptr && dim % kLanes == 0;
   const int64_t rows = joined ? 1 : end - begin, length = joined ? (end - begin) * dim : dim;
+  const auto lane = static_cast<int>(threadIdx.x);
+  const int64_t rows_at_once = length < kSquares ? kSquares / max(length, int64_t{1}) : 1;
   double sum = 0;
-  for (int64_t row = 0; row < rows; ++row) {
-    if (!counts(mask, begin + row)) continue;
-    const T *a = x + begin * dim + row * length, *b = codes + begin * dim + row * length;
-    const auto add = [&](T token, T code) {
-      const double difference = static_cast<double>(token) - static_cast<double>(code);
-      sum += difference * difference;
-    };
-    int64_t i = lane;
-    for (; i + (kLoadsInFlight - 1) * kLanes < length; i += kLoadsInFlight * kLanes) {
-      T tokens[kLoadsInFlight], own[kLoadsInFlight];
-#pragma unroll
-      for (int j = 0; j < kLoadsInFlight; ++j) {
-        tokens[j] = a[i + j * kLanes];
-        own[j] = b[i + j * kLanes];
+  for (int64_t first = 0; first < rows; first += rows_at_once) {
+    const auto here = static_cast<int>(min(rows_at_once, rows - first));
+    for (int64_t offset = 0; offset < length; offset += kSquares) {
+      const auto width = static_cast<int>(min(length - offset, static_cast<int64_t>(kSquares)));
+      square_differences(x, codes, begin * dim + first * length + offset, here * width, squares);
+      __syncthreads();
+      for (int row = 0; lane < kLanes && row < here; ++row) {
+        if (!counts(mask, begin + first + row)) continue;
+#pragma unroll 8
+        for (int i = lane; i < width; i += kLanes) sum += squares[row * width + i];
       }
-#pragma unroll
-      for (int j = 0; j < kLoadsInFlight; ++j) add(tokens[j], own[j]);
+      __syncthreads();  // before the squares are overwritten
     }
-    for (; i < length; i += kLanes) add(a[i], b[i]);
   }
   return sum;
 }
 
+/// One block of threads per block of rows of a level.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     sum_blocks(CommitmentLossTask<T> task, int64_t blocks, int64_t rows_of_block) {
+  __shared__ double squares[kSquares];
   const auto& levels = task.levels;
-  const int lane = static_cast<int>(threadIdx.x) % kLaneThreads,
-            place = static_cast<int>(threadIdx.x) / kLaneThreads;
-  const int64_t items = blocks * levels.count;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kBlocksAtOnce;
-  // All threads of a block run the same number of rounds, as the shuffles require.
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kBlocksAtOnce; first < items;
-       first += step) {
-    const int64_t item = first + place;
-    double sum = 0;
+  for (int64_t item = blockIdx.x; item < blocks * levels.count; item += gridDim.x) {
     const int64_t level = item / blocks, begin = item % blocks * rows_of_block,
                   end = min(levels.rows, begin + rows_of_block);
-    if (item < items)
-      sum = lane_of_squares(levels.inputs[level], levels.codes[level], levels.mask, begin, end,
-                            levels.dim, lane);
-    sum = lane_total(sum);
-    if (item >= items || lane != 0) continue;
+    const double sum = lane_total(lane_of_squares(levels.inputs[level], levels.codes[level],
+                                                  levels.mask, begin, end, levels.dim, squares));
+    const int64_t real = real_rows(levels.mask, begin, end);
+    if (threadIdx.x != 0) continue;
     task.sums[item] = sum;
-    task.real[item] = real_rows(levels.mask, begin, end);
+    task.real[item] = real;
   }
 }
 
@@ -154,7 +156,7 @@ Error run_losses(const CommitmentLossTask<T>& task, const Queue& queue) {
   const int64_t blocks = commitment_blocks(levels.rows, levels.dim);
   Steps steps(queue);
   if (blocks > 0)
-    steps.run(sum_blocks<T>, blocks_for(blocks * levels.count, kBlocksAtOnce), kThreads, 0, task,
+    steps.run(sum_blocks<T>, blocks_for(blocks * levels.count, 1), kThreads, 0, task,
               blocks, rows_of_squared_differences(levels.dim));
   steps.run(close_losses<T>, static_cast<unsigned>(levels.count), kThreads, 0, task, blocks);
   return steps.error();

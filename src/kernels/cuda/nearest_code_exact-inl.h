@@ -64,15 +64,6 @@ constexpr size_t exact_shared() {
 }
 static_assert(exact_shared<double>() <= 48 * 1024);
 
-struct CodeRange {
-  int64_t begin, end;
-};
-
-/// A part of a codebook, of `parts` about equal ones.
-__device__ inline CodeRange part_of_codes(int64_t size, int part, int parts) {
-  return {size * part / parts, size * (part + 1) / parts};
-}
-
 /// NaN (inf - inf after an overflow) and the scores of codes that are not finite count as the worst.
 __device__ inline double ranked(double score, uint8_t status) {
   return status == kExcluded || isnan(score) ? HUGE_VAL : score;

@@ -14,28 +14,44 @@ template <int rows>
 struct FloatTile {
   static constexpr int kLanes = kFloatThreads / (rows / 4);  // threads that share a row
   static constexpr int kCodes = kLanes * 4;
-  static constexpr int kRowStride = rows + 4, kCodeStride = kCodes + 1;
+  static constexpr int kRowStride = rows + 4, kCodeStride = kCodes + 4;
   static constexpr size_t kBytes = kFloatDepth * (kRowStride + kCodeStride) * sizeof(float);
   static constexpr size_t kContestBytes = Contests::bytes(rows, kLanes);
   static constexpr size_t kShared = kBytes > kContestBytes ? kBytes : kContestBytes;
   static_assert(kShared <= 48 * 1024);
 };
 
-/// Loads vectors minus the centre, one dimension per line of `stride`; zeros
-/// beyond `count` and `dim`.
-template <int vectors, int stride, int depth_of_round, typename Place>
-__device__ inline void load_centered(const SearchState& state, const float* from, int64_t count,
-                                     int64_t depth, const Place& place, float* to) {
-  for (int i = static_cast<int>(threadIdx.x); i < vectors * depth_of_round;
-       i += kFloatThreads) {
-    const int vector = i / depth_of_round, line = i % depth_of_round;
-    const int64_t d = depth + line;
-    float value = 0;
-    if (vector < count && d < state.task.dim)
-      value = from[place(vector) * state.task.dim + d] - state.center[d];
-    to[line * stride + vector] = value;
+/// This thread's share of a tile of `vectors` vectors minus the centre, `lines` dimensions at a time: fetched into registers
+/// while the dimensions before are computed, then stored with one dimension per line of `stride`. Zeros beyond the
+/// vectors and dimensions that there are.
+template <int vectors, int stride, int lines>
+struct CenteredTile {
+  static constexpr int kApart = kFloatThreads / lines;  // vectors between those of a thread
+  static constexpr int kOwn = vectors / kApart;
+  static_assert(vectors % kApart == 0);
+  float values[kOwn];
+
+  __device__ static int line() { return static_cast<int>(threadIdx.x) % lines; }
+  __device__ static int vector() { return static_cast<int>(threadIdx.x) / lines; }
+
+  /// place(i): the offset of this thread's vector i in `from`.
+  template <typename Place>
+  __device__ void fetch(const SearchState& state, const float* from, int64_t count, int64_t depth,
+                        const Place& place) {
+    const int64_t d = depth + line();
+    const bool inside = d < state.task.dim;
+    const float center = inside ? state.center[d] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const bool real = inside && vector() + i * kApart < count;
+      values[i] = real ? from[place(i) + d] - center : 0.0f;
+    }
   }
-}
+  __device__ void store(float* to) const {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) to[line() * stride + vector() + i * kApart] = values[i];
+  }
+};
 
 /// Scans all codes for a tile of rows; or, with `split`, one of state.segments ranges of codes, so
 /// that few rows occupy many blocks. close_segments then completes the rows.
@@ -49,44 +65,61 @@ __global__ void __launch_bounds__(kFloatThreads, 2) scan_float(SearchState state
   const int lane = static_cast<int>(threadIdx.x) % Tile::kLanes,
             group = static_cast<int>(threadIdx.x) / Tile::kLanes * 4;
   const int64_t count = list.size();
-  const int64_t begin = state.task.size * segment / segments,
-                size = state.task.size * (segment + 1) / segments;
+  const auto [begin, size] = part_of_codes(state.task.size, segment, segments);
+
+  const int64_t dim = state.task.dim;
 
   for (int64_t first = static_cast<int64_t>(blockIdx.x / segments) * tile_rows; first < count;
        first += static_cast<int64_t>(gridDim.x / segments) * tile_rows) {
+    CenteredTile<tile_rows, Tile::kRowStride, depth_of_round> next_rows;
+    CenteredTile<Tile::kCodes, Tile::kCodeStride, depth_of_round> next_codes;
+    const auto fetch = [&](int64_t code, int64_t depth) {
+      next_rows.fetch(state, state.task.x, count - first, depth, [&](int i) {
+        return list.row(first + next_rows.vector() + i * next_rows.kApart) * dim;
+      });
+      const int64_t own_code = (code + next_codes.vector()) * dim;
+      next_codes.fetch(state, state.task.codebook, size - code, depth,
+                       [&](int i) { return own_code + i * next_codes.kApart * dim; });
+    };
     Contest contests[4];
+    fetch(begin, 0);
     for (int64_t code = begin; code < size; code += Tile::kCodes) {
-      float sums[4][4] = {};
-      for (int64_t depth = 0; depth < state.task.dim; depth += depth_of_round) {
+      float sums[4][4] = {}, half_norms[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int64_t index = code + lane * 4 + j;
+        half_norms[j] = index < size ? state.half_norms[index] : HUGE_VALF;
+      }
+      for (int64_t depth = 0; depth < dim; depth += depth_of_round) {
         __syncthreads();  // before data still in use is overwritten
-        load_centered<tile_rows, Tile::kRowStride, depth_of_round>(
-            state, state.task.x, count - first, depth,
-            [&](int vector) { return list.row(first + vector); }, rows);
-        load_centered<Tile::kCodes, Tile::kCodeStride, depth_of_round>(
-            state, state.task.codebook, size - code, depth,
-            [&](int vector) { return code + vector; }, codes);
+        next_rows.store(rows);
+        next_codes.store(codes);
         __syncthreads();
+        if (depth + depth_of_round < dim) {
+          fetch(code, depth + depth_of_round);
+        } else if (code + Tile::kCodes < size) {
+          fetch(code + Tile::kCodes, 0);
+        }
 #pragma unroll
         for (int line = 0; line < depth_of_round; ++line) {
           const float4 x = *reinterpret_cast<const float4*>(rows + line * Tile::kRowStride + group);
-          const float* c = codes + line * Tile::kCodeStride + lane;
+          const float4 c =
+              *reinterpret_cast<const float4*>(codes + line * Tile::kCodeStride + lane * 4);
+          const float own[4] = {c.x, c.y, c.z, c.w};
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            const float value = c[j * Tile::kLanes];
-            sums[0][j] = fmaf(x.x, value, sums[0][j]);
-            sums[1][j] = fmaf(x.y, value, sums[1][j]);
-            sums[2][j] = fmaf(x.z, value, sums[2][j]);
-            sums[3][j] = fmaf(x.w, value, sums[3][j]);
+            sums[0][j] = fmaf(x.x, own[j], sums[0][j]);
+            sums[1][j] = fmaf(x.y, own[j], sums[1][j]);
+            sums[2][j] = fmaf(x.z, own[j], sums[2][j]);
+            sums[3][j] = fmaf(x.w, own[j], sums[3][j]);
           }
         }
       }
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int64_t index = code + lane + j * Tile::kLanes;
-        const float half_norm = index < size ? state.half_norms[index] : HUGE_VALF;
+        const auto index = static_cast<int32_t>(code) + lane * 4 + j;
 #pragma unroll
-        for (int r = 0; r < 4; ++r)
-          contests[r].take(sums[r][j] - half_norm, static_cast<int32_t>(index));
+        for (int r = 0; r < 4; ++r) contests[r].take(sums[r][j] - half_norms[j], index);
       }
     }
     __syncthreads();  // before the table of contests reuses the tiles

@@ -13,30 +13,32 @@ constexpr int kWarpCodes = kTileCodes / kWarpsOfCodes;  // 64: eight fragments o
 constexpr int kRowFragments = kWarpRows / 16, kCodeFragments = kWarpCodes / 8;
 constexpr int kHalfLanes = kWarpsOfCodes * 4;  // threads that share a row
 constexpr int kStageHalves = (kTileRows + kTileCodes) * kTileStride;
-constexpr size_t kHalfShared = sizeof(uint16_t) * kStages * kStageHalves;
-static_assert(kHalfShared >= Contests::bytes(kTileRows, kHalfLanes));
+constexpr size_t kStagesBytes = sizeof(uint16_t) * kStages * kStageHalves;
+// Half norms of a tile of codes arrive with its first stage, kStages - 1 tiles ahead at most.
+constexpr int kNormTiles = kStages + 1;
+constexpr size_t kHalfShared = kStagesBytes + sizeof(float) * kNormTiles * kTileCodes;
+static_assert(kStagesBytes >= Contests::bytes(kTileRows, kHalfLanes));
 static_assert(kHalfLanes <= kMostRivals, "one rival of each thread is within the list");
 
-/// Starts to copy dimensions [depth, depth + kTileDepth) of a tile of rows and a tile of codes.
-__device__ inline void load_stage(const SearchState& state, int64_t row, int64_t code,
-                                  int64_t depth, uint16_t* stage) {
-  constexpr int kPieces = kTileDepth / 8;  // of 16 bytes
-  for (int piece = static_cast<int>(threadIdx.x); piece < (kTileRows + kTileCodes) * kPieces;
-       piece += kHalfThreads) {
-    const int line = piece / kPieces, part = piece % kPieces * 8;
-    const uint16_t* from = line < kTileRows ? state.rows + (row + line) * state.depth
-                                            : state.codes + (code + line - kTileRows) * state.depth;
-    copy_async_16(stage + line * kTileStride + part, from + depth + part);
-  }
+__device__ inline float* norms_of_tile(int code, float* norms) {
+  return norms + code / kTileCodes % kNormTiles * kTileCodes;
+}
+
+/// Starts to copy the half norms of a tile of codes to their place among kNormTiles.
+__device__ inline void load_norms(const SearchState& state, int code, float* norms) {
+  constexpr int kNumbers = 4;  // in 16 bytes
+  const int at = static_cast<int>(threadIdx.x) * kNumbers;
+  if (at < kTileCodes) copy_async_16(norms_of_tile(code, norms) + at, state.half_norms + code + at);
 }
 
 __global__ void __launch_bounds__(kHalfThreads, 2) scan_half(SearchState state) {
   auto* shared = shared_memory<uint16_t>();
+  auto* norms = reinterpret_cast<float*>(shared + kStages * kStageHalves);
   const int lane = lane_of_warp(), warp = warp_of_block();
   const int warp_row = warp / kWarpsOfCodes * kWarpRows,
             warp_code = warp % kWarpsOfCodes * kWarpCodes;
-  const auto chunks = static_cast<int>(state.depth / kTileDepth);
-  const int64_t steps = state.padded_size / kTileCodes * chunks;
+  const auto depth = static_cast<int>(state.depth), chunks = depth / kTileDepth;
+  const int steps = static_cast<int>(state.padded_size / kTileCodes) * chunks;
 
   for (int64_t row = static_cast<int64_t>(blockIdx.x) * kTileRows; row < state.padded_tokens;
        row += static_cast<int64_t>(gridDim.x) * kTileRows) {
@@ -51,19 +53,24 @@ __global__ void __launch_bounds__(kHalfThreads, 2) scan_half(SearchState state) 
     sums.clear();
 
     // The stage to load next and the stage being computed, as (tile of codes, chunk).
-    int64_t load_code = 0, code = 0;
-    int load_chunk = 0, load_place = 0, chunk = 0, place_of_stage = 0;
-    const auto load_next = [&](int64_t step) {
+    const uint16_t* rows = state.rows + row * state.depth;
+    int load_code = 0, code = 0;
+    int load_depth = 0, load_place = 0, chunk = 0, place_of_stage = 0;
+    const auto load_next = [&](int step) {
       if (step < steps) {
-        load_stage(state, row, load_code, static_cast<int64_t>(load_chunk) * kTileDepth,
-                   shared + load_place * kStageHalves);
-        if (++load_chunk == chunks) load_chunk = 0, load_code += kTileCodes;
+        uint16_t* stage = shared + load_place * kStageHalves;
+        if (load_depth == 0) load_norms(state, load_code, norms);
+        copy_tile<kTileRows>(rows + load_depth, 0, depth, stage);
+        copy_tile<kTileCodes>(state.codes + load_depth, load_code, depth,
+                              stage + kTileRows * kTileStride);
+        load_depth += kTileDepth;
+        if (load_depth == depth) load_depth = 0, load_code += kTileCodes;
         if (++load_place == kStages) load_place = 0;
       }
       commit_copies();  // even if the group is empty: stages are counted by groups
     };
     for (int step = 0; step < kStages - 1; ++step) load_next(step);
-    for (int64_t step = 0; step < steps; ++step) {
+    for (int step = 0; step < steps; ++step) {
       wait_for_copies<kStages - 2>();
       // All copies of this step are complete, and no thread computes on the stage loaded next.
       __syncthreads();
@@ -74,7 +81,7 @@ __global__ void __launch_bounds__(kHalfThreads, 2) scan_half(SearchState state) 
       if (++place_of_stage == kStages) place_of_stage = 0;
       if (++chunk < chunks) continue;
       sums.for_scores(
-          state.half_norms, code + warp_code, units,
+          norms_of_tile(code, norms) + warp_code, code + warp_code, units,
           [&](int i, int r, float score, int32_t index) { contests.at(i, r).take(score, index); });
       sums.clear();
       chunk = 0;

@@ -22,6 +22,15 @@ struct SearchFacts {
   CodeBound bound;
 };
 
+struct CodeRange {
+  int64_t begin, end;
+};
+
+/// A part of a codebook, of `parts` about equal ones.
+__device__ inline CodeRange part_of_codes(int64_t size, int part, int parts) {
+  return {size * part / parts, size * (part + 1) / parts};
+}
+
 /// The rows of a list, or all rows.
 struct RowList {
   const int64_t* rows = nullptr;  ///< null: all rows from 0 to count

@@ -14,6 +14,24 @@ constexpr int kTileStride = kTileDepth + 8;
 constexpr int kStages = 3;
 constexpr int kHalfThreads = 256;
 
+/// Starts this thread's share of the copies of kTileDepth dimensions of `lines` lines, `stride` apart, from global to shared
+/// memory. Addresses are 32-bit products: those of 64 bits would cost more than the product of the tile.
+template <int lines>
+__device__ inline void copy_tile(const uint16_t* matrix, int first, int stride,
+                                 uint16_t* stage) {
+  constexpr int kPieces = kTileDepth / 8;  // of 16 bytes
+  constexpr int kApart = kHalfThreads / kPieces;
+  static_assert(lines % kApart == 0);
+  const int line = static_cast<int>(threadIdx.x) / kPieces,
+            part = static_cast<int>(threadIdx.x) % kPieces * 8;
+#pragma unroll
+  for (int i = 0; i < lines / kApart; ++i) {
+    const int own = line + i * kApart;
+    copy_async_16(stage + own * kTileStride + part,
+                  matrix + static_cast<int64_t>(first + own) * stride + part);
+  }
+}
+
 /// A warp's part of a tile: fragments of 16 rows by 8 codes.
 template <int row_fragments, int code_fragments>
 struct HalfSums {
@@ -58,15 +76,15 @@ struct HalfSums {
 
   /// Calls take(i, r, score, index) for all scores, with codes in order of index: row
   /// lane / 4 + 8 r of fragment i; a thread has two adjacent codes of each fragment.
-  /// code: the first code of the warp.
+  /// code: the first code of the warp; half_norms: of its codes.
   template <typename Take>
-  __device__ void for_scores(const float* half_norms, int64_t code,
+  __device__ void for_scores(const float* half_norms, int32_t code,
                              const float (&units)[row_fragments][2], const Take& take) const {
 #pragma unroll
     for (int j = 0; j < code_fragments; ++j) {
-      const int64_t first = code + j * 8 + lane_of_warp() % 4 * 2;
-      const float2 half_norm = *reinterpret_cast<const float2*>(half_norms + first);
-      const auto index = static_cast<int32_t>(first);
+      const int own = j * 8 + lane_of_warp() % 4 * 2;
+      const float2 half_norm = *reinterpret_cast<const float2*>(half_norms + own);
+      const auto index = code + own;
 #pragma unroll
       for (int i = 0; i < row_fragments; ++i) {
 #pragma unroll

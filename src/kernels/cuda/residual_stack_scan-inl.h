@@ -53,26 +53,14 @@ __device__ inline void add_few(HalfSums<row_fragments, code_fragments>& sums, in
   }
 }
 
-/// Starts to copy dimensions [depth, depth + kTileDepth) of a tile of codes.
-__device__ inline void load_codes(const SearchState& state, int64_t code, int64_t depth,
-                                  uint16_t* stage) {
-  constexpr int kPieces = kTileDepth / 8;  // of 16 bytes
-  for (int piece = static_cast<int>(threadIdx.x); piece < kTileCodes * kPieces;
-       piece += kStackThreads) {
-    const int line = piece / kPieces, part = piece % kPieces * 8;
-    copy_async_16(stage + line * kTileStride + part,
-                  state.codes + (code + line) * state.depth + depth + part);
-  }
-}
-
 /// Calls take(i, r, score, index) for the scores of all codes and this thread's rows. Includes the
 /// barriers: rows must be visible before the call, and scratch is free after it.
 template <int rows, bool few, typename Take>
 __device__ void scan_tile(const SearchState& state, const StackTile& tile, const Take& take) {
   using Shape = StackShape<rows>;
   auto* stages = static_cast<uint16_t*>(tile.scratch);
-  const auto chunks = static_cast<int>(state.depth / kTileDepth);
-  const int64_t steps = state.padded_size / kTileCodes * chunks;
+  const auto depth = static_cast<int>(state.depth), chunks = depth / kTileDepth;
+  const int steps = static_cast<int>(state.padded_size / kTileCodes) * chunks;
   const uint16_t* own_rows = tile.halves + Shape::warp_row() * tile.half_stride;
   float units[Shape::kRowFragments][2];
 #pragma unroll
@@ -82,19 +70,19 @@ __device__ void scan_tile(const SearchState& state, const StackTile& tile, const
   HalfSums<Shape::kRowFragments, Shape::kCodeFragments> sums;
   sums.clear();
 
-  int64_t load_code = 0, code = 0;
-  int load_chunk = 0, load_place = 0, chunk = 0, place = 0;
-  const auto load_next = [&](int64_t step) {
+  int code = 0, load_code = 0, load_depth = 0, load_place = 0, chunk = 0, place = 0;
+  const auto load_next = [&](int step) {
     if (step < steps) {
-      load_codes(state, load_code, static_cast<int64_t>(load_chunk) * kTileDepth,
-                 stages + load_place * kStackStage);
-      if (++load_chunk == chunks) load_chunk = 0, load_code += kTileCodes;
+      copy_tile<kTileCodes>(state.codes + load_depth, load_code, depth,
+                            stages + load_place * kStackStage);
+      load_depth += kTileDepth;
+      if (load_depth == depth) load_depth = 0, load_code += kTileCodes;
       if (++load_place == kStages) load_place = 0;
     }
     commit_copies();  // even if the group is empty: stages are counted by groups
   };
   for (int step = 0; step < kStages - 1; ++step) load_next(step);
-  for (int64_t step = 0; step < steps; ++step) {
+  for (int step = 0; step < steps; ++step) {
     wait_for_copies<kStages - 2>();
     // All copies of this step are complete, and no thread computes on the stage loaded next.
     __syncthreads();
@@ -107,7 +95,8 @@ __device__ void scan_tile(const SearchState& state, const StackTile& tile, const
     }
     if (++place == kStages) place = 0;
     if (++chunk < chunks) continue;
-    sums.for_scores(state.half_norms, code + Shape::warp_code(), units, take);
+    const int first = code + Shape::warp_code();
+    sums.for_scores(state.half_norms + first, first, units, take);
     sums.clear();
     chunk = 0;
     code += kTileCodes;
