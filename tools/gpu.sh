@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# gpu.sh: one command on a machine with a CUDA card, ten minutes at most. It builds the library, runs the CUDA tests,
-# the exactness cases and compute-sanitizer, measures, and writes everything to $OUT (default build/gpu-report),
+# gpu.sh: one command on a machine with a CUDA card, ten minutes at most. It builds the library, runs the checks of
+# tests/python/cuda_checks.py and compute-sanitizer, measures, and writes everything to $OUT (default build/gpu-report),
 # gpu.json first.
 #
 #   PYTHON=python3          the Python that has torch
 #   OUT=FOLDER              where results go
 #   JOBS=N                  cores to compile on (default: all)
 #   TORCHVQ_LIBRARY=FILE    a library built before: nothing is compiled
-#   TORCHVQ_WHEELS=FOLDER   wheels of packages the machine lacks (pytest, the reference): installed beside the results
+#   TORCHVQ_WHEELS=FOLDER   wheels of packages the machine lacks (the reference): installed into a folder of their own
 #
 # Parts for which the machine lacks a package or program are named and left out. Without a card everything runs tiny, on
 # the CPU. `python benchmarks/python/gpu.py docs --output $OUT` makes docs/gpu.md from the results.
@@ -39,14 +39,14 @@ run() {
   return $status
 }
 
-has() { "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$1') is None)"; }
 card() { "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; }
 section() { run "$1" "$2" "$python" benchmarks/python/gpu.py "$1" --output "$OUT"; }
 
 if [[ -n ${TORCHVQ_WHEELS:-} ]]; then
-  "$python" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$OUT/site" "$TORCHVQ_WHEELS"/*.whl ||
+  site=$(mktemp -d)
+  "$python" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$site" "$TORCHVQ_WHEELS"/*.whl ||
     stop "the wheels in $TORCHVQ_WHEELS could not be installed"
-  export PYTHONPATH=$OUT/site${PYTHONPATH:+:$PYTHONPATH}
+  export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
 fi
 
 build() {
@@ -65,20 +65,17 @@ fi
 export PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
 "$python" benchmarks/python/gpu.py requirements
 
-if card && has pytest; then
-  at_once=()
-  if has xdist; then at_once=(-n "$(((jobs + 1) / 2))"); fi
-  TORCHVQ_FAIL_WITHOUT_CUDA=1 run pytest 150 \
-    "$python" -m pytest -q -p no:cacheprovider "${at_once[@]}" tests/python/test_cuda.py
-fi
-section checks 120
+# Kernels under a sanitizer leave most of the card idle, so the checks run beside them; measurements wait for both.
 if card && command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck; do
-    run "$tool" 60 compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-name-exclude kernel_substring=at:: \
-      "$python" benchmarks/python/gpu.py small --output "$OUT"
+    run "$tool" 150 compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-name-exclude kernel_substring=at:: \
+      "$python" benchmarks/python/gpu.py small --output "$OUT" &
   done
+  section checks 150
+  wait
 else
   section small 60
+  section checks 150
 fi
 section search 90
 section steps 90

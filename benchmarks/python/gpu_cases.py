@@ -145,14 +145,25 @@ def entropy_case() -> GpuCase:
     )
 
 
-def host_cases() -> dict[str, Callable[[], object]]:
-    """Steps so small that the device finishes before the host, so the time is the host's."""
+def host_cases() -> dict[str, dict[str, Callable[[], object]]]:
+    """Steps so small that the device finishes before the host, so the time is the host's; one addition shows what any
+    operator costs there."""
     x = numbers(1, 64, 32)
+    packages: dict[str, Any] = {"torchvq": torchvq}
+    if has_reference():
+        import vector_quantize_pytorch
+
+        packages[REFERENCE] = vector_quantize_pytorch
     return {
-        "VectorQuantize, training": training(
-            torchvq.VectorQuantize(dim=32, codebook_size=64).to(DEVICE), x
-        ),
-        "FSQ, training": training(_two(torchvq.FSQ(levels=[5, 5, 5], dim=32)).to(DEVICE), x),
+        "VectorQuantize, training": {
+            name: training(package.VectorQuantize(dim=32, codebook_size=64).to(DEVICE), x)
+            for name, package in packages.items()
+        }
+        | {"an addition of torch": lambda: x + x},
+        "FSQ, training": {
+            name: training(_two(package.FSQ(levels=[5, 5, 5], dim=32)).to(DEVICE), x)
+            for name, package in packages.items()
+        },
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from pages import fill
 
 Document = dict[str, Any]
 MIB = 2**20
+KERNELS = 5  # of a case, on the page
 
 
 def summary(document: Document) -> str:
@@ -42,6 +44,7 @@ def write(document: Document, page: Path) -> int:
             "targets": _rows(["target", "came to"], targets(document)),
             "search": _search(document),
             "steps": _steps(document),
+            "profile": _profile(document),
         },
     )
     return 0
@@ -56,9 +59,11 @@ def targets(document: Document) -> list[tuple[str, str]]:
             text = f"{case['name']}: {target['wanted']:g} times as fast as {target['against']}"
             found.append((text, _verdict(target, "times")))
     for name, host in _section(document, "host").get("host", {}).items():
-        found.append(
-            (f"{name}: the host's part at most {host['wanted']:g} us", _verdict(host, "us"))
-        )
+        others = "".join(f", {other} {time:.3g}" for other, time in host.get("others", {}).items())
+        found.append((
+            f"{name}: the host's part at most {host['wanted']:g} us",
+            _verdict(host, "us") + others,
+        ))  # fmt: skip
     return found
 
 
@@ -96,8 +101,9 @@ def _state(document: Document) -> str:
     failed = [name for name, why in _checks(document).items() if why]
     kernels = _section(document, "checks").get("kernels", [])
     lines = [
-        f"Run on {card['date']}: {card['name']}, torch {card['torch']}, driver {card.get('driver', 'unknown')}, clocks "
-        f"(SM, memory, most, power limit) {card.get('clocks', 'unknown')}.",
+        f"Run on {card['date']} at {card.get('commit', 'unknown')}: {card['name']}, torch {card['torch']}, "
+        f"driver {card.get('driver', 'unknown')}, clocks (SM, memory, most, power limit) "
+        f"{card.get('clocks', 'unknown')}.",
         "",
         f"- Checks: {len(_checks(document)) - len(failed)} passed, {len(failed)} failed"
         + (": " + ", ".join(failed) if failed else "")
@@ -150,6 +156,34 @@ def _steps(document: Document) -> str:
         for case in _section(document, "steps").get("cases", [])
     ]
     return _rows(["step", "times", "peak memory"], rows) if rows else "Not measured.\n"
+
+
+def _profile(document: Document) -> str:
+    rows = []
+    for case in _section(document, "profile").get("profiles", []):
+        kernels = [one for one in case["kernels"] if one["microseconds"] > 0]
+        ours = [one for one in kernels if "torchvq::" in one["kernel"]]
+        total, own = (sum(one["microseconds"] for one in part) for part in (kernels, ours))
+        longest = [f"`{_kernel(one)}` {one['microseconds']:.0f}" for one in ours[:KERNELS]]
+        rows.append((
+            *(case["name"], f"{total:.0f}", f"{sum(one['launches'] for one in kernels):.0f}"),
+            ", ".join(longest),
+            f"{total - own:.0f}",
+        ))  # fmt: skip
+    head = [
+        "case",
+        "us on the device",
+        "launches",
+        "the longest kernels, us",
+        "torch's kernels, us",
+    ]
+    return _rows(head, rows) if rows else "Not measured.\n"
+
+
+def _kernel(event: Document) -> str:
+    """Without namespaces, result and arguments."""
+    name: str = event["kernel"].replace("(anonymous namespace)::", "").removeprefix("void ")
+    return re.split("[<(]", name.removeprefix("torchvq::kernels::cuda::"))[0]
 
 
 def _memory(case: Document) -> str:

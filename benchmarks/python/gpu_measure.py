@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -154,6 +155,7 @@ def card() -> dict[str, Any]:
         name=torch.cuda.get_device_name() if HAS_CARD else "none",
         torch=torch.__version__,
         cuda=torch.version.cuda,
+        commit=_commit(),
         date=time.strftime("%Y-%m-%d", time.gmtime()),
     )
     if HAS_CARD:
@@ -168,9 +170,18 @@ def card() -> dict[str, Any]:
     return found
 
 
+def _commit() -> str:
+    """From the environment where the sources are a copy without their history."""
+    described = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    return os.environ.get("TORCHVQ_COMMIT") or _output(described)
+
+
 def _asked(what: str) -> str:
+    return _output(["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader", "--id=0"])
+
+
+def _output(command: list[str]) -> str:
     try:
-        command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader", "--id=0"]
         return subprocess.run(
             command, capture_output=True, text=True, check=True, timeout=20
         ).stdout.strip()

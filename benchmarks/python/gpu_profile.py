@@ -16,7 +16,7 @@ KERNELS_SHOWN = 14
 def profiles() -> list[dict[str, Any]]:
     cases = [*gpu_cases.search_cases(), *gpu_cases.step_cases(), gpu_cases.entropy_case()]
     workloads = {case.name: case.contenders["torchvq"] for case in cases}
-    workloads |= gpu_cases.host_cases()
+    workloads |= {name: steps["torchvq"] for name, steps in gpu_cases.host_cases().items()}
     return [dict(name=name, kernels=_kernels(run)) for name, run in workloads.items()]
 
 

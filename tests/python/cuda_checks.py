@@ -29,6 +29,8 @@ LEARNS_ALIKE = [
     "residual_vq_shared",
     "grouped_residual_vq",
 ]
+# The card's logarithm is off by one unit in the last place; the simulated device has that of the CPU.
+ROUNDED_BY_THE_CARD = {"binary_kl_loss quotient"}
 STEPS = 3
 # Tokens, codes and features.
 SHAPES = [
@@ -61,8 +63,9 @@ def operator_gives_the_cpus_results(name: str) -> None:
     there = moved(given)
     expected = [*tensors(operator(*given[0], **given[1])), *tensors(given)]
     found = [*tensors(operator(*there[0], **there[1])), *tensors(there)]
+    exact = case.exact and name not in ROUNDED_BY_THE_CARD
     for a, b in zip(found, expected, strict=True):
-        alike(a.cpu(), b, exact=case.exact)
+        alike(a.cpu(), b, exact)
 
 
 def alike(found: Tensor, expected: Tensor, exact: bool) -> None:

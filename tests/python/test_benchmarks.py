@@ -203,12 +203,13 @@ def test_the_report_of_a_gpu_is_written_without_one(tmp_path: Path) -> None:
 
 def test_the_sections_of_the_gpu_need_no_faiss() -> None:
     """A machine with a card may lack it."""
-    code = "import sys; sys.modules['faiss'] = None; import gpu, gpu_cases, gpu_profile, gpu_ranks"
+    code = (
+        "import sys; sys.modules['faiss'] = None; sys.path.insert(0, sys.argv[1]); "
+        "import gpu, gpu_cases, gpu_profile, gpu_ranks"
+    )
+    folder = ROOT / "benchmarks" / "python"
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT / "benchmarks" / "python",
-        capture_output=True,
-        check=False,
+        [sys.executable, "-c", code, folder], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -236,13 +237,34 @@ def test_a_report_fills_the_page_of_the_gpu(tmp_path: Path) -> None:
         on_a_card=True,
         left_out={},
         missing=["steps"],
-        commands=dict(memcheck=0, pytest=1),
+        commands=dict(memcheck=0, racecheck=1),
         sections=dict(
             checks=dict(
                 found={"sound": "", "broken": "AssertionError: no"}, kernels=["nearest_code"]
             ),
             search=dict(rates=rates, cases=[case]),
-            host=dict(host=dict(VectorQuantize=dict(microseconds=250.0, wanted=200.0, met=False))),
+            host=dict(
+                host=dict(
+                    VectorQuantize=dict(
+                        microseconds=250.0, wanted=200.0, met=False, others=dict(reference=900.0)
+                    )
+                )
+            ),
+            profile=dict(
+                profiles=[
+                    dict(
+                        name="a step",
+                        kernels=[
+                            dict(
+                                kernel="void torchvq::kernels::cuda::scan_float<16>(torchvq",
+                                launches=2.0,
+                                microseconds=30.0,
+                            ),
+                            dict(kernel="at::native::fill", launches=1.0, microseconds=1.0),
+                        ],
+                    )
+                ]
+            ),
             ranks=dict(ranks=dict(ranks=1, two_ranks="refused", failed="")),
         ),
     )
@@ -253,7 +275,8 @@ def test_a_report_fills_the_page_of_the_gpu(tmp_path: Path) -> None:
     assert "never run" not in text.lower()
     assert "1 passed, 1 failed: broken" in text
     assert "| nearest_code 8 x 8 x 8: 8 times as fast as cdist float32 | met: 9 times |" in text
-    assert "at most 200 us | MISSED: 250 us |" in text
+    assert "at most 200 us | MISSED: 250 us, reference 900 |" in text
+    assert "| a step | 31 | 3 | `scan_float` 30 | 1 |" in text
     assert "two were refused (refused)" in text
 
 

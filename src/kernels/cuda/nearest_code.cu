@@ -11,8 +11,8 @@ namespace {
 
 constexpr int64_t kMostDimensions = 1 << 14;  // of half precision: beyond, the bound is of no use
 constexpr int kFullTile = 64, kListTile = 16;
-// Codes are split over blocks if each gets about a thousand.
-constexpr int64_t kCodesPerSegment = 1024, kMostSegments = kMostRivals;
+// Codes are split over blocks if each gets a tile of them.
+constexpr int64_t kCodesPerSegment = FloatTile<kListTile>::kCodes, kMostSegments = kMostRivals;
 
 bool uses_half(int64_t dim) { return dim > kFewDimensions && dim <= kMostDimensions; }
 

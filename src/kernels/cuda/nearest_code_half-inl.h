@@ -55,26 +55,25 @@ __global__ void __launch_bounds__(kHalfThreads, 2) scan_half(SearchState state) 
     // The stage to load next and the stage being computed, as (tile of codes, chunk).
     const uint16_t* rows = state.rows + row * state.depth;
     int load_code = 0, code = 0;
-    int load_depth = 0, load_place = 0, chunk = 0, place_of_stage = 0;
-    const auto load_next = [&](int step) {
+    int load_depth = 0, chunk = 0, place_of_stage = 0;
+    const auto load_next = [&](int step, int to) {
       if (step < steps) {
-        uint16_t* stage = shared + load_place * kStageHalves;
+        uint16_t* stage = shared + to * kStageHalves;
         if (load_depth == 0) load_norms(state, load_code, norms);
         copy_tile<kTileRows>(rows + load_depth, 0, depth, stage);
         copy_tile<kTileCodes>(state.codes + load_depth, load_code, depth,
                               stage + kTileRows * kTileStride);
         load_depth += kTileDepth;
         if (load_depth == depth) load_depth = 0, load_code += kTileCodes;
-        if (++load_place == kStages) load_place = 0;
       }
       commit_copies();  // even if the group is empty: stages are counted by groups
     };
-    for (int step = 0; step < kStages - 1; ++step) load_next(step);
+    for (int step = 0; step < kStages - 1; ++step) load_next(step, step);
     for (int step = 0; step < steps; ++step) {
       wait_for_copies<kStages - 2>();
       // All copies of this step are complete, and no thread computes on the stage loaded next.
       __syncthreads();
-      load_next(step + kStages - 1);
+      load_next(step + kStages - 1, place_of_stage == 0 ? kStages - 1 : place_of_stage - 1);
       const uint16_t* stage = shared + place_of_stage * kStageHalves;
       sums.add(stage + warp_row * kTileStride, kTileStride,
                stage + (kTileRows + warp_code) * kTileStride);

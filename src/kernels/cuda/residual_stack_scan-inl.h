@@ -62,31 +62,25 @@ __device__ void scan_tile(const SearchState& state, const StackTile& tile, const
   const auto depth = static_cast<int>(state.depth), chunks = depth / kTileDepth;
   const int steps = static_cast<int>(state.padded_size / kTileCodes) * chunks;
   const uint16_t* own_rows = tile.halves + Shape::warp_row() * tile.half_stride;
-  float units[Shape::kRowFragments][2];
-#pragma unroll
-  for (int i = 0; i < Shape::kRowFragments; ++i)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) units[i][r] = tile.units[Shape::row(i, r)];
   HalfSums<Shape::kRowFragments, Shape::kCodeFragments> sums;
   sums.clear();
 
-  int code = 0, load_code = 0, load_depth = 0, load_place = 0, chunk = 0, place = 0;
-  const auto load_next = [&](int step) {
+  int code = 0, load_code = 0, load_depth = 0, chunk = 0, place = 0;
+  const auto load_next = [&](int step, int to) {
     if (step < steps) {
       copy_tile<kTileCodes>(state.codes + load_depth, load_code, depth,
-                            stages + load_place * kStackStage);
+                            stages + to * kStackStage);
       load_depth += kTileDepth;
       if (load_depth == depth) load_depth = 0, load_code += kTileCodes;
-      if (++load_place == kStages) load_place = 0;
     }
     commit_copies();  // even if the group is empty: stages are counted by groups
   };
-  for (int step = 0; step < kStages - 1; ++step) load_next(step);
+  for (int step = 0; step < kStages - 1; ++step) load_next(step, step);
   for (int step = 0; step < steps; ++step) {
     wait_for_copies<kStages - 2>();
     // All copies of this step are complete, and no thread computes on the stage loaded next.
     __syncthreads();
-    load_next(step + kStages - 1);
+    load_next(step + kStages - 1, place == 0 ? kStages - 1 : place - 1);
     const uint16_t* own_codes = stages + place * kStackStage + Shape::warp_code() * kTileStride;
     if constexpr (few) {
       add_few(sums, state.task.dim, own_rows, tile.half_stride, own_codes);
@@ -95,6 +89,11 @@ __device__ void scan_tile(const SearchState& state, const StackTile& tile, const
     }
     if (++place == kStages) place = 0;
     if (++chunk < chunks) continue;
+    float units[Shape::kRowFragments][2];  // read anew for each tile, for registers are scarce
+#pragma unroll
+    for (int i = 0; i < Shape::kRowFragments; ++i)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) units[i][r] = tile.units[Shape::row(i, r)];
     const int first = code + Shape::warp_code();
     sums.for_scores(state.half_norms + first, first, units, take);
     sums.clear();
