@@ -82,14 +82,18 @@ endif()
 # spills is beside the object, in <source>.ptxas, for tools/cuda_report.py.
 #
 # -fmad=false, because bits must not depend on a compiler's contractions; kernels that need a fused multiply-add call
-# fma().
+# fma(). The flags are in nvcc.txt, a line each, for tools/cuda_report.py.
+set(TORCHVQ_NVCC_FLAGS -std=c++20 -O3 --expt-relaxed-constexpr -fmad=false -ccbin ${CMAKE_CXX_COMPILER}
+  -Xcompiler -fPIC,-fvisibility=hidden,-ffp-contract=off,-Wall -I ${PROJECT_SOURCE_DIR}/src)
+if(TORCHVQ_WITH_CUDA)
+  list(JOIN TORCHVQ_NVCC_FLAGS "\n" torchvq_lines)
+  file(WRITE ${PROJECT_BINARY_DIR}/nvcc.txt "${TORCHVQ_NVCC}\n${torchvq_lines}\n")
+endif()
 function(torchvq_cuda_object result source)
   set(object ${CMAKE_CURRENT_BINARY_DIR}/cuda/${source}.o)
   get_filename_component(folder ${object} DIRECTORY)
   file(MAKE_DIRECTORY ${folder})
-  set(command ${TORCHVQ_NVCC} -std=c++20 -O3 --expt-relaxed-constexpr -fmad=false -Xptxas -v ${TORCHVQ_GENCODE}
-    -ccbin ${CMAKE_CXX_COMPILER}
-    -Xcompiler -fPIC,-fvisibility=hidden,-ffp-contract=off,-Wall -I ${PROJECT_SOURCE_DIR}/src
+  set(command ${TORCHVQ_NVCC} ${TORCHVQ_NVCC_FLAGS} -Xptxas -v ${TORCHVQ_GENCODE}
     -MD -MF ${object}.d -MT ${object} -c ${CMAKE_CURRENT_SOURCE_DIR}/${source} -o ${object})
   string(REPLACE ";" " " command "${command}")
   add_custom_command(OUTPUT ${object} BYPRODUCTS ${object}.ptxas

@@ -1,6 +1,6 @@
 """Reports what ptxas says of each CUDA kernel: registers, shared memory, stack and spills on every architecture.
 
-    python tools/cuda_report.py BUILD     fails on spills, and on kernels that take more registers than LIMITS allows
+    python tools/cuda_report.py BUILD     fails on spills, traps, and kernels that take more registers than LIMITS allows
     python tools/cuda_report.py BUILD --docs   writes the table of docs/design/gpu.md, too
 
 A kernel's limit is the number of registers at which the intended number of its blocks fits a multiprocessor; other
@@ -9,10 +9,13 @@ kernels have DEFAULT_LIMIT.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,6 +147,28 @@ def report(path: Path) -> list[str]:
     ]
 
 
+def traps_of(source: Path, command: list[str]) -> list[str]:
+    """nvcc has no warning for code that it cannot compile for a card, such as a reference to a constant of the host: it
+    puts a trap there, which ends the kernel."""
+    with tempfile.NamedTemporaryFile(suffix=".ptx") as file:
+        subprocess.run(
+            [*command, "-arch=compute_80", "-ptx", str(source), "-o", file.name], check=True
+        )
+        count = Path(file.name).read_text().count("trap;")
+    return [f"{source} has {count} traps"] if count else []
+
+
+def traps(build: Path) -> list[str]:
+    command = (build / "nvcc.txt").read_text().split("\n")[:-1]
+    sources = sorted((Path(__file__).parents[1] / "src/kernels/cuda").glob("*.cu"))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return [
+            fault
+            for found in pool.map(lambda one: traps_of(one, command), sources)
+            for fault in found
+        ]
+
+
 def undefined_of_cuda(library: Path) -> list[str]:
     """Undefined CUDA symbols of a library, which could not be loaded where CUDA is not installed."""
     command = ["nm", "-D", "--undefined-only", str(library)]
@@ -163,7 +188,7 @@ def main() -> int:
         uses = {path: read_report(path.read_text()) for path in reports}
         total = f"The library takes {size:.1f} MiB, of which the CUDA kernels are {objects:.1f}."
         write_page(page_table({path: use for path, use in uses.items() if use}, total))
-    faults += undefined_of_cuda(library)
+    faults += undefined_of_cuda(library) + traps(build)
     for fault in faults:
         print(f"  {fault}")
     return 1 if faults or not reports else 0

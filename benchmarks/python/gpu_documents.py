@@ -59,7 +59,7 @@ def targets(document: Document) -> list[tuple[str, str]]:
             text = f"{case['name']}: {target['wanted']:g} times as fast as {target['against']}"
             found.append((text, _verdict(target, "times")))
     for name, host in _section(document, "host").get("host", {}).items():
-        others = "".join(f", {other} {time:.3g}" for other, time in host.get("others", {}).items())
+        others = "".join(f", {other} {time:.0f}" for other, time in host.get("others", {}).items())
         found.append((
             f"{name}: the host's part at most {host['wanted']:g} us",
             _verdict(host, "us") + others,
@@ -71,7 +71,8 @@ def _verdict(target: Document, unit: str) -> str:
     measured = target.get("measured", target.get("microseconds"))
     if measured is None:
         return "not measured"
-    return f"{'met' if target['met'] else 'MISSED'}: {measured:.3g} {unit}"
+    number = f"{measured:.0f}" if unit == "us" else f"{measured:.3g}"
+    return f"{'met' if target['met'] else 'MISSED'}: {number} {unit}"
 
 
 def _section(document: Document, name: str) -> Document:
@@ -110,13 +111,11 @@ def _state(document: Document) -> str:
         + ".",
         f"- CUDA kernels in the library: {', '.join(kernels) or 'none'}.",
     ]
-    lines += [
-        f"- {name}: {'passed' if status == 0 else 'failed'}."
-        for name, status in document["commands"].items()
-    ]
+    for status, names in _by_status(document["commands"]).items():
+        lines.append(f"- {status}: {', '.join(names)}.")
     ranks = _section(document, "ranks").get("ranks")
     if ranks:
-        one = f"; two were refused ({ranks['two_ranks']})" if "two_ranks" in ranks else ""
+        one = "; NCCL refused two on one card" if "two_ranks" in ranks else ""
         lines.append(
             f"- NCCL, {ranks['ranks']} rank(s) on the card: {ranks['failed'] or 'the codebook of one process'}{one}."
         )
@@ -124,6 +123,13 @@ def _state(document: Document) -> str:
         f"- Left out for want of {name}: {lost}." for name, lost in document["left_out"].items()
     ]
     return "\n".join(lines) + "\n"
+
+
+def _by_status(commands: dict[str, int]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, status in commands.items():
+        found.setdefault("Failed" if status else "Passed", []).append(name)
+    return found
 
 
 def _search(document: Document) -> str:

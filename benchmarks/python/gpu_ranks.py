@@ -66,8 +66,14 @@ def attempt(ranks: int) -> str:
                 process.kill()
                 error = f"not done in {SECONDS} s"
             if process.returncode:
-                errors.append(error.strip().splitlines()[-1] if error.strip() else "failed")
+                errors.append(_reason(error))
     return "; ".join(errors)
+
+
+def _reason(error: str) -> str:
+    """The last line that names an error; NCCL adds warnings after it."""
+    lines = error.strip().splitlines() or ["failed"]
+    return next((line for line in reversed(lines) if "Error" in line), lines[-1])
 
 
 def ranks_report() -> dict[str, object]:

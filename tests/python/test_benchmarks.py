@@ -277,7 +277,8 @@ def test_a_report_fills_the_page_of_the_gpu(tmp_path: Path) -> None:
     assert "| nearest_code 8 x 8 x 8: 8 times as fast as cdist float32 | met: 9 times |" in text
     assert "at most 200 us | MISSED: 250 us, reference 900 |" in text
     assert "| a step | 31 | 3 | `scan_float` 30 | 1 |" in text
-    assert "two were refused (refused)" in text
+    assert "NCCL refused two on one card" in text
+    assert "- Passed: memcheck." in text and "- Failed: racecheck." in text
 
 
 def test_check_rejects_a_code_that_is_not_the_nearest(generator: torch.Generator) -> None:
