@@ -33,8 +33,9 @@ __device__ void find_own_exponents(const CodeExponentsTask& task) {
 /// An exponent, raised to at least the mean of its head, rounded down.
 __device__ inline int32_t raised_to_mean(int32_t exponent, const int64_t* totals) {
   const int64_t sum = totals[0], count = totals[1] > 0 ? totals[1] : 1;
-  const int64_t mean = sum / count - (sum % count != 0 && sum < 0);
-  return max(exponent, static_cast<int32_t>(mean));
+  const int64_t quotient = sum / count;
+  const bool up = sum < 0 && quotient * count != sum;  // towards zero
+  return max(exponent, static_cast<int32_t>(quotient - up));
 }
 
 }  // namespace

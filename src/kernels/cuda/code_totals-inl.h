@@ -31,6 +31,7 @@ __device__ inline T of_block(T value, const Merge& merge) {
   if (lane_of_warp() == 0) of_warps[warp_of_block()] = value;
   __syncthreads();
   value = of_warps[0];
+#pragma unroll 4  // all at once would spill
   for (int warp = 1; warp < kSizeThreads / kWarp; ++warp) value = merge(value, of_warps[warp]);
   __syncthreads();  // before the array is reused
   return value;

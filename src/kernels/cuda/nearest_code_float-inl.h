@@ -21,9 +21,8 @@ struct FloatTile {
   static_assert(kShared <= 48 * 1024);
 };
 
-/// This thread's share of a tile of `vectors` vectors minus the centre, `lines` dimensions at a time: fetched into registers
-/// while the dimensions before are computed, then stored with one dimension per line of `stride`. Zeros beyond the
-/// vectors and dimensions that there are.
+/// This thread's share of a tile of `vectors` vectors minus the centre, `lines` dimensions at a time: fetched into
+/// registers, then stored with one dimension per line of `stride`. Zeros beyond the vectors and dimensions there are.
 template <int vectors, int stride, int lines>
 struct CenteredTile {
   static constexpr int kApart = kFloatThreads / lines;  // vectors between those of a thread
@@ -58,6 +57,7 @@ struct CenteredTile {
 template <int tile_rows, int depth_of_round, bool split>
 __global__ void __launch_bounds__(kFloatThreads, 2) scan_float(SearchState state, RowList list) {
   using Tile = FloatTile<tile_rows>;
+  constexpr bool kAhead = !split;  // the many codes of a list's tile would take too many registers
   const int segments = split ? state.segments : 1;
   const auto segment = static_cast<int>(blockIdx.x % static_cast<unsigned>(segments));
   auto* rows = shared_memory<float>();
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2) scan_float(SearchState state
                        [&](int i) { return own_code + i * next_codes.kApart * dim; });
     };
     Contest contests[4];
-    fetch(begin, 0);
+    if (kAhead) fetch(begin, 0);
     for (int64_t code = begin; code < size; code += Tile::kCodes) {
       float sums[4][4] = {}, half_norms[4];
 #pragma unroll
@@ -91,13 +91,14 @@ __global__ void __launch_bounds__(kFloatThreads, 2) scan_float(SearchState state
         half_norms[j] = index < size ? state.half_norms[index] : HUGE_VALF;
       }
       for (int64_t depth = 0; depth < dim; depth += depth_of_round) {
+        if (!kAhead) fetch(code, depth);
         __syncthreads();  // before data still in use is overwritten
         next_rows.store(rows);
         next_codes.store(codes);
         __syncthreads();
-        if (depth + depth_of_round < dim) {
+        if (kAhead && depth + depth_of_round < dim) {
           fetch(code, depth + depth_of_round);
-        } else if (code + Tile::kCodes < size) {
+        } else if (kAhead && code + Tile::kCodes < size) {
           fetch(code + Tile::kCodes, 0);
         }
 #pragma unroll
