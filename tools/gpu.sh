@@ -7,6 +7,7 @@
 #   OUT=FOLDER              where results go
 #   JOBS=N                  cores to compile on (default: all)
 #   TORCHVQ_LIBRARY=FILE    a library built before: nothing is compiled
+#   TORCHVQ_COMMIT=NAME     what the page says was measured, for sources without their history
 #   TORCHVQ_WHEELS=FOLDER   wheels of packages the machine lacks (the reference): installed into a folder of their own
 #
 # Parts for which the machine lacks a package or program are named and left out. Without a card everything runs tiny, on

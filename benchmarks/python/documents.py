@@ -13,7 +13,7 @@ from typing import Any
 import benchmark_documents
 from benchmark_documents import targets_of
 from harness import read_json
-from pages import fill
+from markers import fill
 
 LEARNING = "learning_table"
 LEARNING_RESIDUAL = "learning_residual"

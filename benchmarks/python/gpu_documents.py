@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pages import fill
+from markers import fill
 
 Document = dict[str, Any]
 MIB = 2**20

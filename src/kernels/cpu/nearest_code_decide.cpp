@@ -21,7 +21,7 @@ double largest_bias(const NearestCodeTask& task) {
 
 void NearestCodeDecision::make_unit(const float** rows, size_t count, size_t first) {
   if (!task_.cosine) return;
-  float* units[kTogether];
+  float* units[kTogether] = {};
   for (size_t i = 0; i < count; ++i) {
     units[i] = unit_.data() + static_cast<int64_t>(first + i) * task_.dim;
   }
