@@ -156,8 +156,8 @@ Error run_losses(const CommitmentLossTask<T>& task, const Queue& queue) {
   const int64_t blocks = commitment_blocks(levels.rows, levels.dim);
   Steps steps(queue);
   if (blocks > 0)
-    steps.run(sum_blocks<T>, blocks_for(blocks * levels.count, 1), kThreads, 0, task,
-              blocks, rows_of_squared_differences(levels.dim));
+    steps.run(sum_blocks<T>, blocks_for(blocks * levels.count, 1), kThreads, 0, task, blocks,
+              rows_of_squared_differences(levels.dim));
   steps.run(close_losses<T>, static_cast<unsigned>(levels.count), kThreads, 0, task, blocks);
   return steps.error();
 }

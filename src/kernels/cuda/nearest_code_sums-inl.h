@@ -17,8 +17,7 @@ constexpr int kHalfThreads = 256;
 /// Starts this thread's share of the copies of kTileDepth dimensions of `lines` lines, `stride` apart, from global to shared
 /// memory. Addresses are 32-bit products: those of 64 bits would cost more than the product of the tile.
 template <int lines>
-__device__ inline void copy_tile(const uint16_t* matrix, int first, int stride,
-                                 uint16_t* stage) {
+__device__ inline void copy_tile(const uint16_t* matrix, int first, int stride, uint16_t* stage) {
   constexpr int kPieces = kTileDepth / 8;  // of 16 bytes
   constexpr int kApart = kHalfThreads / kPieces;
   static_assert(lines % kApart == 0);

@@ -257,8 +257,8 @@ __device__ void decide_exact_rows(const SearchState& state, const StackTile& til
   for (int first = 0; first < count; first += kExactRows) {
     const int* list = tile.exact + first;
     decide_rows(
-        state.task, state.status, {0, state.task.size}, min(count - first, kExactRows), tile.scratch,
-        [&](int row, int64_t d) { return tile.row<cosine>(list[row])[d]; },
+        state.task, state.status, {0, state.task.size}, min(count - first, kExactRows),
+        tile.scratch, [&](int row, int64_t d) { return tile.row<cosine>(list[row])[d]; },
         [&](int row, const Verdict& verdict) { tile.found[list[row]] = verdict.code; });
   }
 }

@@ -68,8 +68,7 @@ __device__ void scan_tile(const SearchState& state, const StackTile& tile, const
   int code = 0, load_code = 0, load_depth = 0, chunk = 0, place = 0;
   const auto load_next = [&](int step, int to) {
     if (step < steps) {
-      copy_tile<kTileCodes>(state.codes + load_depth, load_code, depth,
-                            stages + to * kStackStage);
+      copy_tile<kTileCodes>(state.codes + load_depth, load_code, depth, stages + to * kStackStage);
       load_depth += kTileDepth;
       if (load_depth == depth) load_depth = 0, load_code += kTileCodes;
     }
