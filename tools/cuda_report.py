@@ -1,6 +1,6 @@
 """Reports what ptxas says of each CUDA kernel: registers, shared memory, stack and spills on every architecture.
 
-    python tools/cuda_report.py BUILD     fails on spills, traps, and kernels that take more registers than LIMITS allows
+    python tools/cuda_report.py BUILD     fails on spills, traps, and more registers than LIMITS allows
     python tools/cuda_report.py BUILD --docs   writes the table of docs/design/gpu.md, too
 
 A kernel's limit is the number of registers at which the intended number of its blocks fits a multiprocessor; other
