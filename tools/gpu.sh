@@ -72,11 +72,11 @@ if card && command -v compute-sanitizer >/dev/null; then
     run "$tool" 150 compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-name-exclude kernel_substring=at:: \
       "$python" benchmarks/python/gpu.py small --output "$OUT" &
   done
-  section checks 150
+  section checks 240
   wait
 else
   section small 60
-  section checks 150
+  section checks 240
 fi
 section search 90
 section steps 90

@@ -10,7 +10,6 @@ import torch
 from gpu_measure import HAS_CARD, synchronize
 
 CALLS = 5
-KERNELS_SHOWN = 14
 
 
 def profiles() -> list[dict[str, Any]]:
@@ -40,16 +39,3 @@ def _kernels(run: Callable[[], object]) -> list[dict[str, Any]]:
         for event in profile.key_averages()
     ]
     return sorted(found, key=lambda one: -one["microseconds"])
-
-
-def text(found: list[dict[str, Any]]) -> str:
-    lines = []
-    for case in found:
-        total = sum(one["microseconds"] for one in case["kernels"])
-        launches = sum(one["launches"] for one in case["kernels"])
-        lines.append(f"{case['name']}: {total:.0f} us in {launches:g} launches")
-        lines += [
-            f"  {one['microseconds']:9.1f} us {one['launches']:6g} x  {one['kernel']}"
-            for one in case["kernels"][:KERNELS_SHOWN]
-        ]
-    return "\n".join(lines)

@@ -65,8 +65,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2) scan_float(SearchState state
   const int lane = static_cast<int>(threadIdx.x) % Tile::kLanes,
             group = static_cast<int>(threadIdx.x) / Tile::kLanes * 4;
   const int64_t count = list.size();
-  const auto [begin, size] = part_of_codes(state.task.size, segment, segments);
-
+  const CodeRange range = part_of_codes(state.task.size, segment, segments);
   const int64_t dim = state.task.dim;
 
   for (int64_t first = static_cast<int64_t>(blockIdx.x / segments) * tile_rows; first < count;
@@ -78,17 +77,17 @@ __global__ void __launch_bounds__(kFloatThreads, 2) scan_float(SearchState state
         return list.row(first + next_rows.vector() + i * next_rows.kApart) * dim;
       });
       const int64_t own_code = (code + next_codes.vector()) * dim;
-      next_codes.fetch(state, state.task.codebook, size - code, depth,
+      next_codes.fetch(state, state.task.codebook, range.end - code, depth,
                        [&](int i) { return own_code + i * next_codes.kApart * dim; });
     };
     Contest contests[4];
-    if (kAhead) fetch(begin, 0);
-    for (int64_t code = begin; code < size; code += Tile::kCodes) {
+    if (kAhead) fetch(range.begin, 0);
+    for (int64_t code = range.begin; code < range.end; code += Tile::kCodes) {
       float sums[4][4] = {}, half_norms[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int64_t index = code + lane * 4 + j;
-        half_norms[j] = index < size ? state.half_norms[index] : HUGE_VALF;
+        half_norms[j] = index < range.end ? state.half_norms[index] : HUGE_VALF;
       }
       for (int64_t depth = 0; depth < dim; depth += depth_of_round) {
         if (!kAhead) fetch(code, depth);
@@ -98,7 +97,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2) scan_float(SearchState state
         __syncthreads();
         if (kAhead && depth + depth_of_round < dim) {
           fetch(code, depth + depth_of_round);
-        } else if (kAhead && code + Tile::kCodes < size) {
+        } else if (kAhead && code + Tile::kCodes < range.end) {
           fetch(code + Tile::kCodes, 0);
         }
 #pragma unroll
