@@ -232,7 +232,7 @@ def all_checks() -> dict[str, Callable[[], None]]:
 
 
 def lacks_kernel(name: str) -> bool:
-    """Whether a check is of what only kernels do and the library has none: searches in plain torch wait for the device."""
+    """Whether a check is of what only kernels do and the library has none: torch searches wait for the device."""
     waits = name.startswith((step_does_not_wait.__name__, graph_records.__name__))
     return waits and not has_kernel("nearest_code")
 
