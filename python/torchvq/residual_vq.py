@@ -345,7 +345,7 @@ class ResidualVQ(nn.Module):
             if step is not None:
                 return started._replace(step=step)
         # Stacks that learn together, or later, exchange their statistics in the second half.
-        later = overlaps(self, tokens, ranks, request.frozen)
+        later = overlaps(self, tokens, request)
         # An operator that may write to the state cannot be mapped over the tokens alone.
         at_once = self.training or not is_mapped(tokens)
         if at_once and steps_at_once(self, tokens) and not later and (ranks.alone or not together):

@@ -163,10 +163,11 @@ void finish_step_(at::TensorList step_counts, at::TensorList indices, at::Tensor
   }
   ops::count_codes_(step_counts, chosen);
   for (size_t i = 0; i < rng.size(); ++i) {
+    const auto used = [&] { return depth->gt(static_cast<int64_t>(i)); };
     if (i < counts.size()) {
-      ops::advance_rng_(rng[i], counts[i]);
+      // Steps that keep their statistics count a token for each code, also of dropped levels.
+      ops::advance_rng_(rng[i], depth ? counts[i].mul(used()) : counts[i]);
     } else if (!alone) {
-      const auto used = [&] { return depth->gt(static_cast<int64_t>(i)); };
       ops::advance_rng_(rng[i], depth ? std::optional(used()) : std::nullopt);
     } else if (indices[i].sym_size(1) > 0) {
       ops::advance_rng_(rng[i], masks.empty() ? std::nullopt : std::optional(masks[i]));

@@ -15,7 +15,7 @@ from test_modules import CASES, DIM, batch, build, shares_of
 from torch import Tensor, nn
 
 import torchvq
-from torchvq import VectorQuantize
+from torchvq import ResidualVQ, VectorQuantize
 
 STEPS = 10
 State = dict[str, Tensor]
@@ -86,6 +86,31 @@ def test_the_same_bits_and_no_more_messages(ranks: Ranks, case: str, reduction: 
             assert_equal(own[1], expected[1], (rank, step))
             for part, value in zip(own[0], expected[0], strict=True):
                 assert torch.equal(part, value), (rank, step)
+
+
+def train_beam_as_in_the_reference(rank: int, size: int, overlap: bool) -> State:
+    torch.manual_seed(0)
+    stack = ResidualVQ(
+        dim=DIM,
+        num_quantizers=3,
+        codebook_size=24,
+        beam_size=2,
+        vqp_compat=True,
+        overlap_sync=overlap,
+    )
+    for step in range(STEPS):
+        x, mask = tokens_of(rank, size, step)
+        quantized, _, loss = stack(x, mask=mask)
+        (quantized.square().sum() + loss.sum()).backward()
+    return state_of(stack)
+
+
+def test_a_beam_whose_first_level_alone_learns_moves_all_generators(ranks: Ranks) -> None:
+    waiting = ranks.run(train_beam_as_in_the_reference, ranks.size, False)
+    overlapping = ranks.run(train_beam_as_in_the_reference, ranks.size, True)
+    for rank, (found, right) in enumerate(zip(overlapping, waiting, strict=True)):
+        assert_equal(found, right, rank)
+        assert right["layers.2._codebook.rng"][1] > 0
 
 
 # Whoever looks waits ----------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from residual_vq_cases import STACKS, assert_same_state, build, data, state, train_step
@@ -141,3 +143,36 @@ def test_dropout_set_after_construction_says_what_is_missing(name: str) -> None:
     ):
         stack(x)
     stack(x, rand_quantize_dropout_fixed_seed=1)
+
+
+@pytest.mark.parametrize("name", ["ResidualVQ", "HierarchicalVQ"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_compiled_steps_that_keep_statistics_leave_dropped_levels_alone(
+    name: str, masked: bool
+) -> None:
+    """A compiled step computes all levels, and must draw the numbers of an eager one ever after."""
+    own: dict[str, dict[str, object]] = {
+        "ResidualVQ": dict(num_quantizers=4, quantize_dropout=True),
+        "HierarchicalVQ": dict(
+            scales=(1, 2, 4), shared_codebook=False, nested_dropout=0.7, channel_first=False
+        ),
+    }
+    torch.manual_seed(0)
+    options: dict[str, object] = dict(codebook_size=8, sync_every=3, threshold_ema_dead_code=1)
+    eager = getattr(torchvq, name)(dim=4, kmeans_init=False, **options, **own[name])
+    copied = copy.deepcopy(eager)
+    torch._dynamo.reset()
+    compiled = torch.compile(copied, fullgraph=True, backend="aot_eager")
+    dropped = False
+    for _ in range(8):
+        x = torch.randn(3, 4, 4)
+        mask = torch.rand(3, 4) < 0.7 if masked else None
+        found = eager(x, mask=mask)[1]
+        compiled(x, mask=mask)
+        levels = found if isinstance(found, tuple) else found.unbind(-1)
+        dropped |= any(bool((level < 0).all()) for level in levels)
+        for (key, value), other in zip(
+            eager.state_dict().items(), copied.state_dict().values(), strict=True
+        ):
+            assert torch.equal(value, other), key
+    assert dropped

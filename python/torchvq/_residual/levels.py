@@ -286,15 +286,17 @@ def learn(stacks: Sequence[Searched]) -> list[list[Tensor]]:
     return learn_stacks(steps, first.request.ema_update, request.ranks)
 
 
-def overlaps(rvq: "ResidualVQ", tokens: Tensor, ranks: Ranks, frozen: bool) -> bool:
+def overlaps(rvq: "ResidualVQ", tokens: Tensor, request: StackRequest) -> bool:
     """Whether the levels learn after the forward (``overlap_sync``); see ``_codebook/in_flight.py``."""
     first = rvq.levels[0]
     codebook = first._codebook
-    if not rvq.training or frozen or codebook.replaying or not codebook.learns(first.ema_update):
+    learns = rvq.training and not request.frozen and codebook.learns(first.ema_update)
+    if not learns or codebook.replaying:
         return False
-    # Levels that learn one after the other need their messages one after the other, within the forward.
-    in_turn = rvq.shared_codebook and first.vqp_compat
-    return not in_turn and may_overlap(codebook, ranks, tokens)
+    # Levels that learn one after the other need their messages one after the other, within the forward. A step of the
+    # first level alone would leave the generators of the others behind.
+    in_turn = first.vqp_compat and (rvq.shared_codebook or request.beam > 1)
+    return not in_turn and may_overlap(codebook, request.ranks, tokens)
 
 
 def learn_later(stacks: Sequence[Searched]) -> StepInFlight:
