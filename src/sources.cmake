@@ -219,10 +219,9 @@ set(TORCHVQ_SOURCES
   ops/any/replace_with_candidates_.cpp
   ops/any/resample_scale.cpp
   ops/any/residual_beam_search.cpp
-  ops/any/residual_commitment_loss.cpp
+  ops/any/residual_commit.cpp
   ops/any/residual_decode.cpp
   ops/any/residual_encode.cpp
-  ops/any/residual_lookup.cpp
   ops/any/residual_scalar_quantize.cpp
   ops/any/rotation_trick.cpp
   ops/any/sample_codes.cpp
@@ -276,10 +275,9 @@ set(TORCHVQ_SOURCES
   ops/autograd/replace_with_candidates_.cpp
   ops/autograd/resample_scale.cpp
   ops/autograd/residual_beam_search.cpp
-  ops/autograd/residual_commitment_loss.cpp
+  ops/autograd/residual_commit.cpp
   ops/autograd/residual_decode.cpp
   ops/autograd/residual_encode.cpp
-  ops/autograd/residual_lookup.cpp
   ops/autograd/residual_scalar_quantize.cpp
   ops/autograd/rotation_trick.cpp
   ops/autograd/sampled_beam_search.cpp
@@ -330,10 +328,9 @@ set(TORCHVQ_SOURCES
   ops/cpu/replace_with_candidates_.cpp
   ops/cpu/resample_scale.cpp
   ops/cpu/residual_beam_search.cpp
-  ops/cpu/residual_commitment_loss.cpp
+  ops/cpu/residual_commit.cpp
   ops/cpu/residual_decode.cpp
   ops/cpu/residual_encode.cpp
-  ops/cpu/residual_lookup.cpp
   ops/cpu/residual_scalar_quantize.cpp
   ops/cpu/rotation_trick.cpp
   ops/cpu/sample_codes.cpp
@@ -392,10 +389,9 @@ set(TORCHVQ_SOURCES
   ops/meta/replace_with_candidates_.cpp
   ops/meta/resample_scale.cpp
   ops/meta/residual_beam_search.cpp
-  ops/meta/residual_commitment_loss.cpp
+  ops/meta/residual_commit.cpp
   ops/meta/residual_decode.cpp
   ops/meta/residual_encode.cpp
-  ops/meta/residual_lookup.cpp
   ops/meta/residual_scalar_quantize.cpp
   ops/meta/rotation_trick.cpp
   ops/meta/sample_codes.cpp
@@ -427,10 +423,9 @@ set(TORCHVQ_SOURCES
   ops/replace_with_candidates_.cpp
   ops/resample_scale.cpp
   ops/residual_beam_search.cpp
-  ops/residual_commitment_loss.cpp
+  ops/residual_commit.cpp
   ops/residual_decode.cpp
   ops/residual_encode.cpp
-  ops/residual_lookup.cpp
   ops/residual_scalar_quantize.cpp
   ops/rotation_trick.cpp
   ops/sample_codes.cpp

@@ -33,10 +33,9 @@
 #include <torchvq/ops/projected_residual_encode.h>
 #include <torchvq/ops/resample_scale.h>
 #include <torchvq/ops/residual_beam_search.h>
-#include <torchvq/ops/residual_commitment_loss.h>
+#include <torchvq/ops/residual_commit.h>
 #include <torchvq/ops/residual_decode.h>
 #include <torchvq/ops/residual_encode.h>
-#include <torchvq/ops/residual_lookup.h>
 #include <torchvq/ops/residual_scalar_quantize.h>
 #include <torchvq/ops/scalar_decode.h>
 #include <torchvq/ops/scalar_noise.h>

@@ -349,7 +349,7 @@ class ResidualVQ(nn.Module):
         # An operator that may write to the state cannot be mapped over the tokens alone.
         at_once = self.training or not is_mapped(tokens)
         if at_once and steps_at_once(self, tokens) and not later and (ranks.alone or not together):
-            return started._replace(step=step_at_once(self, tokens, request))
+            return started._replace(step=step_at_once(self, tokens, request, return_all_codes))
         walked = walk(self, layout.split_heads(tokens), request)
         return started._replace(walk=walked, overlaps=later)
 

@@ -14,9 +14,8 @@
 #include <torchvq/functional/losses.h>
 #include <torchvq/functional/vector_quantize.h>
 #include <torchvq/ops/residual_beam_search.h>
-#include <torchvq/ops/residual_commitment_loss.h>
+#include <torchvq/ops/residual_commit.h>
 #include <torchvq/ops/residual_encode.h>
-#include <torchvq/ops/residual_lookup.h>
 #include <torchvq/ops/sampled_beam_search.h>
 #include <torchvq/ops/straight_through.h>
 
@@ -43,9 +42,17 @@ struct Level {
 struct Walk {
   at::Tensor output;  ///< (H, T, D)
   std::vector<Level> levels;
-  Tensors codes;      ///< (H, T, D), zeros if a level is not in use
+  Tensors
+      codes;  ///< (H, T, D), zeros if a level is not in use; none if all levels are scored at once
   at::Tensor losses;  ///< (q,), if all levels are scored at once; otherwise undefined
 };
+
+/// How often the gradient of an output arrives with one estimator per level; see balanced().
+double gain_of_levels(int64_t levels, double handed_on) {
+  double gain = 0;
+  for (int64_t index = 0; index < levels; ++index) gain += std::pow(handed_on, index);
+  return gain;
+}
 
 at::Tensor only_if(const OptionalTensor& used, const at::Tensor& value, double otherwise = 0) {
   return used ? at::where(*used, value, otherwise) : value;
@@ -172,7 +179,7 @@ bool Stack::scores_at_once(const at::Tensor& chosen) const {
                      !losses.vqp_compat();
   const bool reaches_tokens = gradient_.estimate.estimator() != "none";
   return plain && reaches_tokens && chosen.defined() && !levels_have_gradients() &&
-         arguments_.targets.empty() && !arguments_.depth &&
+         !options_.returns_codes() && arguments_.targets.empty() && !arguments_.depth &&
          options_.search().metric() == "euclidean" &&
          inputs_.scalar_type() == detail::compute_dtype(inputs_);
 }
@@ -206,7 +213,6 @@ Walk Stack::walk() const {
 Walk Stack::walk_at_once(const at::Tensor& chosen) const {
   Tensors codebooks;
   for (const auto& codebook : arguments_.codebooks) codebooks.push_back(codebook.detach());
-  const auto found = ops::residual_lookup(inputs_.detach(), codebooks, chosen);
   const auto& mask = arguments_.mask;
   OptionalTensor token_mask;
   auto indices = chosen.permute({2, 0, 1}).contiguous();
@@ -214,21 +220,25 @@ Walk Stack::walk_at_once(const at::Tensor& chosen) const {
     token_mask = split_mask(*mask, options_.layout().heads(), options_.layout().separate());
     indices = indices.masked_fill(token_mask->logical_not(), -1);
   }
-  const auto of_levels = indices.unbind(0);
+  const auto& estimate = gradient_.estimate;
+  const bool plain_estimator =
+      estimate.estimator() != "directional_reparam" && estimate.sync_update_v() == 0;
+  const auto found = ops::residual_commit(
+      inputs_, codebooks, chosen, token_mask, plain_estimator ? estimate.estimator() : "none",
+      gain_of_levels(static_cast<int64_t>(count()), /*handed_on=*/1));
+  const auto of_levels = indices.unbind(0), left = found.residuals.unbind(0);
   Walk walk;
   for (size_t i = 0; i < count(); ++i) {
     Level level{.searched = {}, .tokens = {}, .used = {}, .mask = mask};
-    level.searched = {found.inputs[i], codebooks[i], token_mask, found.codes[i], of_levels[i]};
+    level.searched = {
+        i == 0 ? inputs_.detach() : left[i - 1], codebooks[i], token_mask, {}, of_levels[i]};
     walk.levels.push_back(std::move(level));
   }
-  const auto compared =
-      compared_inputs(inputs_, gradient_, static_cast<int64_t>(count()), /*scores_targets=*/false);
-  const auto commitment =
-      ops::residual_commitment_loss(compared, found.inputs, found.codes, token_mask);
   walk.losses =
-      weighted_loss({commitment}, {options_.losses().commitment_weight()}, /*training=*/true);
-  walk.codes = found.codes;
-  walk.output = stack_output(inputs_, {found.quantized, {}}, state(0).rng, ranks_, gradient_);
+      weighted_loss({found.losses}, {options_.losses().commitment_weight()}, /*training=*/true);
+  walk.output = plain_estimator
+                    ? found.quantized
+                    : stack_output(inputs_, {found.quantized, {}}, state(0).rng, ranks_, gradient_);
   return walk;
 }
 
@@ -359,7 +369,7 @@ ResidualQuantizeStep residual_quantize_(const at::Tensor& tokens,
   step.losses = stack.learn(walk, step.totals);
   step.quantized = walk.output;
   step.indices = stack.indices(walk);
-  step.codes = walk.codes;
+  if (options.returns_codes()) step.codes = walk.codes;
   return step;
 }
 
@@ -373,8 +383,7 @@ at::Tensor balanced(const at::Tensor& inputs, int64_t levels, double handed_on,
                           : at::pow(at::Scalar(handed_on), used).neg().add(1).div(1 - handed_on);
     return ops::straight_through(inputs.mul(gain.reciprocal()), inputs.detach());
   }
-  double gain = 0;
-  for (int64_t index = 0; index < levels; ++index) gain += std::pow(handed_on, index);
+  const double gain = gain_of_levels(levels, handed_on);
   if (gain == 0 || gain == 1) return inputs;
   return ops::straight_through(inputs.mul(1 / gain), inputs.detach());
 }

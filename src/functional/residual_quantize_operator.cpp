@@ -21,7 +21,7 @@ StepTensors step_op(const at::Tensor& tokens, at::TensorList codebooks, at::Tens
                     const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& depth,
                     at::TensorList targets, at::TensorList totals, int64_t heads, bool separate,
                     bool zeros_for_masked, bool training, bool learns, bool finishes, bool draws,
-                    std::string_view metric, std::string_view estimator,
+                    bool returns_codes, std::string_view metric, std::string_view estimator,
                     std::string_view level_estimator, bool estimates_levels, double handed_on,
                     int64_t beam, at::ArrayRef<double> beam_weights,
                     std::optional<double> temperature, double gradient_temperature, double variance,
@@ -38,6 +38,7 @@ StepTensors step_op(const at::Tensor& tokens, at::TensorList codebooks, at::Tens
   options.learns(learns)
       .finishes(finishes)
       .draws(draws)
+      .returns_codes(returns_codes)
       .estimator(std::string(estimator))
       .estimates_levels(estimates_levels)
       .handed_on(handed_on)
@@ -74,7 +75,7 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "Tensor(b!)[] rng, Tensor(c!)[] step_counts, *, Tensor? mask=None, Tensor? depth=None, "
       "Tensor[] targets, Tensor[] totals, int heads=1, bool separate=False, "
       "bool zeros_for_masked=True, bool training=False, bool learns=False, bool finishes=False, "
-      "bool draws=False, "
+      "bool draws=False, bool returns_codes=False, "
       "str metric='euclidean', str estimator='none', str level_estimator='none', "
       "bool estimates_levels=False, float handed_on=0., int beam=1, float[] beam_weights=[], "
       "float? temperature=None, float gradient_temperature=1., float variance=0.005, "

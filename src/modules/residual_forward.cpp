@@ -203,7 +203,8 @@ Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwa
   if (plain) {
     pending.output = evaluate(rvq, inputs, x, pending.request);
   } else if (steps_at_once(rvq, tokens) && (pending.request.ranks.alone() || !together)) {
-    pending.output = result_of(pending, step_at_once(rvq, tokens, pending.request));
+    pending.output =
+        result_of(pending, step_at_once(rvq, tokens, pending.request, pending.all_codes));
   } else {
     pending.walk = walk(rvq, inputs, pending.request);
   }

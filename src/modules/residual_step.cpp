@@ -95,9 +95,10 @@ F::ResidualQuantizeOptions options_of(ResidualVQImpl& rvq, const at::Tensor& tok
 }  // namespace
 
 F::ResidualQuantizeStep step_at_once(ResidualVQImpl& rvq, const at::Tensor& tokens,
-                                     const StackRequest& request) {
+                                     const StackRequest& request, bool returns_codes) {
   auto arguments = arguments_of(rvq, tokens.scalar_type(), request);
-  return F::residual_quantize_(tokens, arguments, options_of(rvq, tokens, request));
+  return F::residual_quantize_(tokens, arguments,
+                               options_of(rvq, tokens, request).returns_codes(returns_codes));
 }
 
 }  // namespace torchvq::detail

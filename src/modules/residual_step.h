@@ -13,7 +13,7 @@ bool steps_at_once(const ResidualVQImpl& rvq, const at::Tensor& tokens);
 
 /// Searches, scores and learns; tokens (B, N, heads * D) are projected, and zero where masked.
 functional::ResidualQuantizeStep step_at_once(ResidualVQImpl& rvq, const at::Tensor& tokens,
-                                              const StackRequest& request);
+                                              const StackRequest& request, bool returns_codes);
 
 /// Whether a frozen stack draws random numbers.
 bool draws(const ResidualVQImpl& rvq);

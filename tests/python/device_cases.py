@@ -273,7 +273,6 @@ CASES: dict[str, Case] = {
     # Decoding.
     "lookup_codes": Case((CODES, SOME)),
     "residual_decode": Case((torch.stack([SOME, INDICES], -1), [CODES, CODES * 0.3])),
-    "residual_lookup": Case((X, [CODES, CODES * 0.3], torch.stack([INDICES, INDICES], -1))),
     # Scales of a map.
     "resample_scale average": Case((normal(2, 4, 5, 3, seed=8), [2, 2], [5, 3], "average")),
     "resample_scale average_backward": Case(
@@ -314,11 +313,15 @@ CASES: dict[str, Case] = {
         (X, X + 1), dict(mask=MASK, to_x=0.25, to_codes=1.0), exact=False
     ),
     "paired_commitment_loss_backward": Case((normal(), X, X * 0.7, MASK, 0.25, 1.0), exact=False),
-    "residual_commitment_loss": Case(
-        (X, [X, X * 0.3], [X + 1, X - 1]), dict(mask=MASK), exact=False
+    "commitment_loss_backward": Case((torch.tensor(0.3), X, X + 1), dict(mask=MASK)),
+    "residual_commit": Case(
+        (X, [CODES, CODES * 0.3], torch.stack([INDICES, INDICES], -1)),
+        dict(mask=MASK),
+        exact=False,
     ),
-    "residual_commitment_loss_backward": Case(
-        (torch.tensor([0.3, -2.0]), [X, X * 0.3], [X + 1, X - 1]), dict(mask=MASK)
+    "residual_commit_backward": Case(
+        (torch.tensor([0.3, -2.0]), torch.stack([X, X * 0.3])),
+        dict(mask=MASK, gain=3.0, other=X + 1),
     ),
     "commitment_cross_entropy": Case((X, CODES, SOME), EUCLIDEAN, exact=False),
     "commitment_cross_entropy_forward": Case(

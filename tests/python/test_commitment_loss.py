@@ -201,3 +201,28 @@ def test_commitment_loss_names_bad_arguments(path, change, error, fragment, gene
     x, codes, mask = change(*make_arguments(generator))
     with pytest.raises(error, match=f"commitment_loss: {fragment}"):
         path(x, codes, mask=mask)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "path",
+    [ops.commitment_loss_backward, any_path("commitment_loss_backward")],
+    ids=["cpu", "any"],
+)
+def test_commitment_loss_backward_is_its_gradient(path, masked, generator):
+    x, codes = torch.randn(2, 2, 9, 5, generator=generator).unbind(0)
+    mask = torch.rand(2, 9, generator=generator) < 0.6 if masked else None
+    grad = torch.tensor(0.3)
+    leaf = x.clone().requires_grad_()
+    (ops.commitment_loss(leaf, codes, mask=mask) * grad).backward()
+    found = path(grad, x, codes, mask=mask)
+    assert torch.equal(found, leaf.grad)
+    count = (mask.sum() if masked else torch.tensor(18)) * 5
+    exact = (x.double() - codes.double()) * grad.double() * 2 / count
+    if masked:
+        exact = exact.masked_fill(~mask.unsqueeze(-1), 0)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=1e-8)
+    with pytest.raises(TypeError, match="commitment_loss_backward: expected grad to be Float"):
+        path(grad.double(), x, codes)
+    with pytest.raises(ValueError, match=r"commitment_loss_backward: .*scalar"):
+        path(grad.reshape(1), x, codes)

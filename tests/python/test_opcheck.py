@@ -150,6 +150,7 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "advance_rng_": ((rng(), MASK), {}),
     "quantize_and_commit": ((X, CODEBOOK[:1]), {}),
     "quantize_and_commit straight": ((X, CODEBOOK[:1]), dict(estimator="straight_through")),
+    "commitment_loss_backward": ((torch.tensor(0.3), X, X * 2), dict(mask=MASK)),
     "quantize_and_commit_backward": (
         (X * 2, torch.tensor(0.5), X, X.reshape(1, -1, X.shape[-1]) + 1),
         dict(rotates=True),

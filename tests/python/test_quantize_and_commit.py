@@ -136,7 +136,7 @@ def test_the_backward_is_the_sum_of_those_of_its_parts(rotates):
     (grad, weight, x, codes), _ = gradients_and_parts(torch.float32, rotates, dim=70)
     rows, upstream = x.reshape(1, 60, 70), grad.reshape(1, 60, 70)
     estimated = ops.rotation_trick_backward(upstream, rows, codes) if rotates else upstream
-    committed = ops.residual_commitment_loss_backward(weight.reshape(1), [rows], [codes])
+    committed = ops.commitment_loss_backward(weight, rows, codes)
     for name, path in BACKWARD.items():
         found = path(grad, weight, x, codes, rotates=rotates)
         # Without a kernel, sums of the rotation have another order.

@@ -28,10 +28,10 @@ calls = dict(
     residual_encode=lambda: ops.residual_encode(x, [codes, codes]),
     projected_residual_encode=lambda: ops.projected_residual_encode(x, *([t] for t in projected)),
     residual_decode=lambda: ops.residual_decode(indices.unsqueeze(-1), [codes]),
-    residual_lookup=lambda: ops.residual_lookup(x, [codes], indices.unsqueeze(-1)),
-    residual_commitment_loss=lambda: ops.residual_commitment_loss(x, [x], [x]),
+    residual_commit=lambda: ops.residual_commit(x, [codes], indices.unsqueeze(-1)),
     quantize_and_commit_backward=lambda: ops.quantize_and_commit_backward(x, torch.ones(()), x, x, rotates=True),
-    residual_commitment_loss_backward=lambda: ops.residual_commitment_loss_backward(torch.ones(1), [x], [x]),
+    commitment_loss_backward=lambda: ops.commitment_loss_backward(torch.ones(()), x, x),
+    residual_commit_backward=lambda: ops.residual_commit_backward(torch.ones(1), x.unsqueeze(0)),
 )
 threads = lambda: len(os.listdir("/proc/self/task"))
 started = {}

@@ -63,14 +63,17 @@ struct ResidualQuantizeOptions {
   TORCH_ARG(bool, finishes) = false;
   /// Whether a step that does not learn draws random numbers. Default: false.
   TORCH_ARG(bool, draws) = false;
+  /// Whether the codes of each level are wanted, beside their sum. Default: false.
+  TORCH_ARG(bool, returns_codes) = false;
 };
 
 /// Result of residual_quantize_(), for Q levels, of which those in use are computed.
 struct ResidualQuantizeStep {
-  at::Tensor quantized;            ///< (H, T, D), with the estimator's gradient
-  at::Tensor indices;              ///< (H, T, Q), int64; -1 where masked or dropped
-  at::Tensor losses;               ///< (Q,), 0 where dropped
-  std::vector<at::Tensor> codes;   ///< (H, T, D) of each level walked; zeros where not in use
+  at::Tensor quantized;  ///< (H, T, D), with the estimator's gradient
+  at::Tensor indices;    ///< (H, T, Q), int64; -1 where masked or dropped
+  at::Tensor losses;     ///< (Q,), 0 where dropped
+  std::vector<at::Tensor>
+      codes;  ///< if wanted, (H, T, D) of each level walked; zeros where not in use
   std::vector<at::Tensor> totals;  ///< the sums over ranks for the diversity losses; or none
 };
 

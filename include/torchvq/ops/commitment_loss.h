@@ -36,4 +36,11 @@ namespace torchvq::ops {
 TORCHVQ_API at::Tensor commitment_loss(const at::Tensor& x, const at::Tensor& codes,
                                        const std::optional<at::Tensor>& mask = std::nullopt);
 
+/// The backward of commitment_loss() to x: grad * 2 / count * (x - codes), (H, N, D), where count is the
+/// number of unmasked values; 0 where masked. `grad` is a scalar () and has the dtype of the loss,
+/// which is that of the result.
+TORCHVQ_API at::Tensor commitment_loss_backward(
+    const at::Tensor& grad, const at::Tensor& x, const at::Tensor& codes,
+    const std::optional<at::Tensor>& mask = std::nullopt);
+
 }  // namespace torchvq::ops

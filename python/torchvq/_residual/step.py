@@ -26,7 +26,7 @@ class Step(NamedTuple):
     quantized: Tensor  # (H, T, D), with the estimator's gradient
     indices: Tensor  # (H, T, Q), -1 where masked or dropped
     losses: Tensor  # (Q,)
-    codes: list[Tensor]  # (H, T, D) of each level in use
+    codes: list[Tensor]  # if asked for, (H, T, D) of each level in use
 
 
 def steps_at_once(rvq: "ResidualVQ", tokens: Tensor) -> bool:
@@ -57,7 +57,9 @@ def steps_at_once(rvq: "ResidualVQ", tokens: Tensor) -> bool:
     return True
 
 
-def step_at_once(rvq: "ResidualVQ", tokens: Tensor, request: "StackRequest") -> Step:
+def step_at_once(
+    rvq: "ResidualVQ", tokens: Tensor, request: "StackRequest", returns_codes: bool
+) -> Step:
     """Searches, computes losses and learns; tokens (B, N, heads * D) are projected, and zero where masked."""
     levels = rvq.levels
     first, codebooks = levels[0], [level._codebook for level in levels]
@@ -82,6 +84,7 @@ def step_at_once(rvq: "ResidualVQ", tokens: Tensor, request: "StackRequest") -> 
         zeros_for_masked=rvq.return_zeros_for_masked_padding,
         learns=learns,
         finishes=steps,
+        returns_codes=returns_codes,
         **_gradients(rvq, own_request, tokens, searched),
         **_arguments(rvq, first, request, own_request, learns),
     )

@@ -87,35 +87,83 @@ void gradient(const RowGradient<T>& factors, const T* grad, const T* x, const T*
 }
 
 template <typename T>
+void add_squares(LaneSums& sum, const T* a, const T* c, int64_t dim) {
+  const int64_t whole = dim / kSumLanes * kSumLanes;
+  Doubles parts[kParts];
+  memcpy(parts, sum.lane, sizeof parts);
+  for (int64_t i = 0; i < whole; i += kSumLanes) {
+#pragma GCC unroll 4
+    for (int64_t p = 0; p < kParts; ++p) {
+      const int64_t at = i + p * kHalfLanes;
+      const Doubles difference = wide(a + at) - wide(c + at);
+      parts[p] += difference * difference;
+    }
+  }
+  memcpy(sum.lane, parts, sizeof parts);
+  for (int64_t i = whole; i < dim; ++i) {
+    const double difference = static_cast<double>(a[i]) - static_cast<double>(c[i]);
+    sum.lane[i - whole] += difference * difference;
+  }
+}
+
+template <typename T>
 double squared_differences(const T* x, const T* codes, const bool* mask, int64_t begin, int64_t end,
                            int64_t dim) {
   LaneSums sum;
-  const int64_t whole = dim / kSumLanes * kSumLanes;
   for (int64_t row = begin; row < end; ++row) {
-    if (mask != nullptr && !mask[row]) continue;
-    const T *a = x + row * dim, *c = codes + row * dim;
-    Doubles parts[kParts];
-    memcpy(parts, sum.lane, sizeof parts);
-    for (int64_t i = 0; i < whole; i += kSumLanes) {
-#pragma GCC unroll 4
-      for (int64_t p = 0; p < kParts; ++p) {
-        const int64_t at = i + p * kHalfLanes;
-        const Doubles difference = wide(a + at) - wide(c + at);
-        parts[p] += difference * difference;
-      }
-    }
-    memcpy(sum.lane, parts, sizeof parts);
-    for (int64_t i = whole; i < dim; ++i) {
-      const double difference = static_cast<double>(a[i]) - static_cast<double>(c[i]);
-      sum.lane[i - whole] += difference * difference;
-    }
+    if (mask == nullptr || mask[row]) add_squares(sum, x + row * dim, codes + row * dim, dim);
   }
   return sum.total();
 }
 
+/// Whether a row has neither infinities nor NaN: a sum of zeros times its values is zero.
+template <typename T>
+bool is_finite(const T* row, int64_t dim) {
+  T zeros[kSumLanes] = {};
+  const int64_t whole = dim / kSumLanes * kSumLanes;
+  for (int64_t i = 0; i < whole; i += kSumLanes) {
+    for (int64_t p = 0; p < kSumLanes; ++p) zeros[p] += row[i + p] * T(0);
+  }
+  for (int64_t i = whole; i < dim; ++i) zeros[i - whole] += row[i] * T(0);
+  T zero = T(0);
+  for (int64_t p = 0; p < kSumLanes; ++p) zero += zeros[p];
+  return zero == T(0);
+}
+
+template <typename T>
+void pass_level(const T* __restrict residual, const T* __restrict code, int64_t dim,
+                T* __restrict sum, T* __restrict left) {
+  for (int64_t i = 0; i < dim; ++i) {
+    sum[i] += code[i];
+    left[i] = residual[i] - code[i];
+  }
+}
+
+template <typename T>
+double commit(const CommittedRows<T>& rows, int64_t count, int64_t dim) {
+  constexpr double kNothing = __builtin_nan("");
+  LaneSums squares;
+  for (int64_t row = 0; row < count; ++row) {
+    const bool real = rows.mask == nullptr || rows.mask[row];
+    const int64_t at = row * dim;
+    const T* const residual = rows.residuals + at;
+    if (is_finite(residual, dim)) {
+      if (real) add_squares(squares, residual, rows.codes[row], dim);
+      pass_level(residual, rows.codes[row], dim, rows.sums + at, rows.left + at);
+      continue;
+    }
+    if (real) squares.lane[0] += kNothing;
+    for (int64_t i = at; i < at + dim; ++i) {
+      rows.sums[i] = static_cast<T>(kNothing);
+      rows.left[i] = static_cast<T>(kNothing);
+    }
+  }
+  return squares.total();
+}
+
 template <typename T>
 TokenRowsOf<T> rows_of() {
-  return {products<T>, gradient<T>, squared_differences<T>};
+  return {products<T>, gradient<T>, squared_differences<T>, commit<T>};
 }
 
 }  // namespace

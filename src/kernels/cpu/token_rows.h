@@ -1,5 +1,5 @@
 // What a training step does with each token and its code beside the search: the products of the rotation trick, gradients
-// to the token, squared differences. float64 inside, in the order of lanes.h, so that every instruction set gives the
+// to the token, squared differences, levels of a stack. float64 inside, in the order of lanes.h, so that every instruction set gives the
 // same bits.
 #pragma once
 
@@ -22,6 +22,16 @@ struct RowGradient {
   const T* commitment;
 };
 
+/// Rows of tokens that pass a level of a residual stack.
+template <typename T>
+struct CommittedRows {
+  const T* residuals;     ///< (rows, dim), the input of the level
+  const T* const* codes;  ///< (rows), the code of each row
+  const bool* mask;       ///< (rows,), or null
+  T* sums;                ///< (rows, dim), to which codes are added
+  T* left;                ///< (rows, dim), out: residual - code
+};
+
 template <typename T>
 struct TokenRowsOf {
   RowProducts (*products)(const T* grad, const T* x, const T* code, int64_t dim);
@@ -30,6 +40,8 @@ struct TokenRowsOf {
   /// The sum of (x - c)^2 over rows [begin, end); `mask` may be null, and masked rows are not read.
   double (*squared_differences)(const T* x, const T* codes, const bool* mask, int64_t begin,
                                 int64_t end, int64_t dim);
+  /// The same of residuals and their codes, in the same order. A residual that is not finite has NaN as its code.
+  double (*commit)(const CommittedRows<T>& rows, int64_t count, int64_t dim);
 };
 
 struct TokenRowsKernel {

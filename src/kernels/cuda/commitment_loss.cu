@@ -24,22 +24,48 @@ __device__ int64_t real_rows(const bool* mask, int64_t begin, int64_t end) {
   return sum_of_warp(count);
 }
 
-/// The squared differences of `count` numbers from `at` on, to shared memory, by all threads.
+/// The code of number `at` of the rows, which is number `place` from row `begin` on.
 template <typename T>
-__device__ void square_differences(const T* x, const T* codes, int64_t at, int count,
-                                   double* squares) {
-#pragma unroll 4
+__device__ T code_of(const ScoredLevels<T>& levels, int64_t level, int64_t begin, unsigned place,
+                     T input) {
+  const auto dim = static_cast<unsigned>(levels.dim);
+  const int64_t row = begin + place / dim;
+  const int64_t apart = levels.head_stride[level];
+  int64_t index = levels.indices[row * levels.stride + level];
+  if (apart > 0)
+    index += row / levels.tokens * apart;  // a division of 64 bits takes longer than the rest
+  return isfinite(input) ? levels.codes[level][index * levels.dim + place % dim]
+                         : static_cast<T>(NAN);
+}
+
+/// The squared differences of `count` numbers from number `place` of row `begin` on, to shared memory, by all threads.
+template <bool kChosen, typename T>
+__device__ void square_differences(const ScoredLevels<T>& levels, int64_t level, int64_t begin,
+                                   int64_t place, int count, double* squares) {
+  const int64_t at = begin * levels.dim + place;
+  const T *x = levels.inputs[level] + at, *codes = levels.codes[level] + at;
+  [[maybe_unused]] constexpr int kAtOnce = kChosen ? 1 : 4;
+#pragma unroll kAtOnce
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
-    const double difference = static_cast<double>(x[at + i]) - static_cast<double>(codes[at + i]);
+    const T input = x[i];
+    T code;
+    if constexpr (kChosen) {
+      code = code_of(levels, level, begin, static_cast<unsigned>(place) + i, input);
+    } else {
+      code = codes[i];
+    }
+    const double difference = static_cast<double>(input) - static_cast<double>(code);
     squares[i] = difference * difference;
   }
 }
 
 /// The partial sum of a lane over rows [begin, end): all threads square, kSquares numbers at a time, and the first of
 /// them, the lanes, add.
-template <typename T>
-__device__ double lane_of_squares(const T* x, const T* codes, const bool* mask, int64_t begin,
-                                  int64_t end, int64_t dim, double* squares) {
+template <bool kChosen, typename T>
+__device__ double lane_of_squares(const ScoredLevels<T>& levels, int64_t level, int64_t begin,
+                                  int64_t end, double* squares) {
+  const bool* const mask = levels.mask;
+  const int64_t dim = levels.dim;
   // If rows consist of whole groups of lanes, they are summed like one long row.
   const bool joined = mask == nullptr && dim % kLanes == 0;
   const int64_t rows = joined ? 1 : end - begin, length = joined ? (end - begin) * dim : dim;
@@ -50,7 +76,8 @@ __device__ double lane_of_squares(const T* x, const T* codes, const bool* mask, 
     const auto here = static_cast<int>(min(rows_at_once, rows - first));
     for (int64_t offset = 0; offset < length; offset += kSquares) {
       const auto width = static_cast<int>(min(length - offset, static_cast<int64_t>(kSquares)));
-      square_differences(x, codes, begin * dim + first * length + offset, here * width, squares);
+      square_differences<kChosen>(levels, level, begin, first * length + offset, here * width,
+                                  squares);
       __syncthreads();
       for (int row = 0; lane < kLanes && row < here; ++row) {
         if (!counts(mask, begin + first + row)) continue;
@@ -63,17 +90,16 @@ __device__ double lane_of_squares(const T* x, const T* codes, const bool* mask, 
   return sum;
 }
 
-/// One block of threads per block of rows of a level.
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
+/// One block of threads per block of rows of a level. `kChosen`: the levels have indices.
+template <typename T, bool kChosen>
+__global__ void __launch_bounds__(kThreads, 8)
     sum_blocks(CommitmentLossTask<T> task, int64_t blocks, int64_t rows_of_block) {
   __shared__ double squares[kSquares];
   const auto& levels = task.levels;
   for (int64_t item = blockIdx.x; item < blocks * levels.count; item += gridDim.x) {
     const int64_t level = item / blocks, begin = item % blocks * rows_of_block,
                   end = min(levels.rows, begin + rows_of_block);
-    const double sum = lane_total(lane_of_squares(levels.inputs[level], levels.codes[level],
-                                                  levels.mask, begin, end, levels.dim, squares));
+    const double sum = lane_total(lane_of_squares<kChosen>(levels, level, begin, end, squares));
     const int64_t real = real_rows(levels.mask, begin, end);
     if (threadIdx.x != 0) continue;
     task.sums[item] = sum;
@@ -121,32 +147,32 @@ __global__ void __launch_bounds__(kGradientThreads)
 /// mask one division is enough.
 template <typename T>
 __device__ T scale_of_level(const CommitmentGradientTask<T>& task, int level) {
-  const auto& levels = task.levels;
-  if (levels.mask == nullptr)
-    return task.grads[level] / static_cast<T>(static_cast<double>(levels.rows * levels.dim) / 2);
-  const int64_t count = *task.real * levels.dim;
+  if (task.mask == nullptr)
+    return task.grads[level] / static_cast<T>(static_cast<double>(task.rows * task.dim) / 2);
+  const int64_t count = *task.real * task.dim;
   return task.grads[level] * 2 / static_cast<T>(count < 1 ? 1 : count);
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kGradientThreads) add_gradients(CommitmentGradientTask<T> task) {
   __shared__ T scales[kMostScoredLevels];
-  const auto& levels = task.levels;
   const auto own = static_cast<int>(threadIdx.x);
-  if (own < levels.count) scales[own] = scale_of_level(task, own);
+  if (own < task.count) scales[own] = scale_of_level(task, own);
   __syncthreads();
-  const int64_t values = levels.rows * levels.dim;
+  const int64_t values = task.rows * task.dim;
   for (int64_t at = grid_thread(); at < values; at += grid_threads()) {
-    const bool real = levels.mask == nullptr || levels.mask[at / levels.dim];
+    const bool real = task.mask == nullptr || task.mask[at / task.dim];
     bool first = !task.continues;
     T sum = first ? T(0) : task.grad[at];
-    for (int level = levels.count - 1; level >= 0; --level) {
-      const T rest = real ? levels.inputs[level][at] - levels.codes[level][at] : T(0);
+    for (int level = task.count - 1; level >= 0; --level) {
+      T rest = T(0);
+      if (real) rest = task.inputs[level * values + at] - (task.codes ? task.codes[at] : T(0));
       const T part = rest * scales[level];
       sum = first ? part : part + sum;
       first = false;
     }
-    task.grad[at] = sum;
+    sum *= task.share;
+    task.grad[at] = task.other ? sum + task.other[at] : sum;
   }
 }
 
@@ -155,25 +181,26 @@ Error run_losses(const CommitmentLossTask<T>& task, const Queue& queue) {
   const auto& levels = task.levels;
   const int64_t blocks = commitment_blocks(levels.rows, levels.dim);
   Steps steps(queue);
-  if (blocks > 0)
-    steps.run(sum_blocks<T>, blocks_for(blocks * levels.count, 1), kThreads, 0, task, blocks,
+  if (blocks > 0) {
+    const auto sum = levels.indices != nullptr ? sum_blocks<T, true> : sum_blocks<T, false>;
+    steps.run(sum, blocks_for(blocks * levels.count, 1), kThreads, 0, task, blocks,
               rows_of_squared_differences(levels.dim));
+  }
   steps.run(close_losses<T>, static_cast<unsigned>(levels.count), kThreads, 0, task, blocks);
   return steps.error();
 }
 
 template <typename T>
 Error run_gradients(const CommitmentGradientTask<T>& task, const Queue& queue) {
-  const auto& levels = task.levels;
-  if (levels.rows * levels.dim == 0) return nullptr;
+  if (task.rows * task.dim == 0) return nullptr;
   Steps steps(queue);
-  if (levels.mask != nullptr && !task.continues) {
+  if (task.mask != nullptr && !task.continues) {
     steps.add(fill_bytes(queue, task.real, 0, sizeof(int64_t)));
-    steps.run(count_rows, blocks_for(levels.rows, kGradientThreads * 8), kGradientThreads, 0,
-              levels.mask, levels.rows, task.real);
+    steps.run(count_rows, blocks_for(task.rows, kGradientThreads * 8), kGradientThreads, 0,
+              task.mask, task.rows, task.real);
   }
-  steps.run(add_gradients<T>, blocks_for(levels.rows * levels.dim, kGradientThreads),
-            kGradientThreads, 0, task);
+  steps.run(add_gradients<T>, blocks_for(task.rows * task.dim, kGradientThreads), kGradientThreads,
+            0, task);
   return steps.error();
 }
 

@@ -12,7 +12,7 @@ set(TORCHVQ_CUDA_KERNELS
   kernels/cuda/lookup_codes.cu
   kernels/cuda/nearest_code.cu
   kernels/cuda/residual_encode.cu
-  kernels/cuda/residual_lookup.cu
+  kernels/cuda/residual_commit.cu
   kernels/cuda/residual_stack.cu
   kernels/cuda/rotation_trick.cu
   kernels/cuda/sample_codes.cu
@@ -35,7 +35,7 @@ set(TORCHVQ_CUDA_OPERATORS
   ops/cuda/replace_dead_codes_.cpp
   ops/cuda/residual_beam_search.cpp
   ops/cuda/residual_encode.cpp
-  ops/cuda/residual_lookup.cpp
+  ops/cuda/residual_commit.cpp
   ops/cuda/residual_scalar_quantize.cpp
   ops/cuda/rotation_trick.cpp
   ops/cuda/sample_codes.cpp

@@ -7,6 +7,7 @@
 
 #include "detail/ordered_sum.h"
 #include "detail/precision.h"
+#include "ops/loss_gradients.h"
 
 namespace torchvq {
 namespace {
@@ -25,10 +26,21 @@ at::Tensor commitment_loss(const at::Tensor& x, const at::Tensor& codes,
   return (difference.square_().sum() / count).to(dtype);
 }
 
+at::Tensor commitment_loss_backward(const at::Tensor& grad, const at::Tensor& x,
+                                    const at::Tensor& codes,
+                                    const std::optional<at::Tensor>& mask) {
+  detail::check_commitment_loss_backward(grad, x, codes, mask);
+  const auto dtype = grad.scalar_type();
+  auto result = x.to(dtype) - codes.to(dtype);
+  if (mask) result.masked_fill_(mask->logical_not().unsqueeze(-1), 0);
+  return result.mul_(detail::commitment_gradient_scale(grad, x, mask.value_or(at::Tensor())));
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
   m.impl("commitment_loss", commitment_loss);
+  m.impl("commitment_loss_backward", commitment_loss_backward);
 }
 
 }  // namespace torchvq

@@ -8,7 +8,6 @@
 
 #include <torchvq/ops/commitment_loss.h>
 #include <torchvq/ops/nearest_code.h>
-#include <torchvq/ops/residual_commitment_loss.h>
 #include <torchvq/ops/rotation_trick.h>
 
 #include "detail/transposed.h"
@@ -37,8 +36,7 @@ at::Tensor quantize_and_commit_backward(const at::Tensor& grad_quantized,
   const auto rows = detail::wide_rows(x);
   auto total = detail::contiguous_rows(grad_quantized).reshape(rows.sizes()).to(rows.scalar_type());
   if (rotates) total = ops::rotation_trick_backward(total, rows, codes);
-  const auto commitment = ops::residual_commitment_loss_backward(
-      grad_commitment.reshape({1}), at::TensorList(rows), at::TensorList(codes), std::nullopt);
+  const auto commitment = ops::commitment_loss_backward(grad_commitment, rows, codes, std::nullopt);
   return (total + commitment).to(x.scalar_type()).reshape(x.sizes());
 }
 

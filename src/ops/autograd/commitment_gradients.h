@@ -6,7 +6,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 
-#include <torchvq/ops/residual_commitment_loss.h>
+#include <torchvq/ops/commitment_loss.h>
 
 #include "detail/precision.h"
 #include "ops/loss_gradients.h"
@@ -22,9 +22,7 @@ inline std::tuple<at::Tensor, at::Tensor> commitment_gradients(const at::Tensor&
                                                                bool wants_codes) {
   if (!at::GradMode::is_enabled() && !wants_codes) {
     const auto given_mask = mask.defined() ? std::optional(mask) : std::nullopt;
-    return {ops::residual_commitment_loss_backward(grad.reshape({1}), at::TensorList(x),
-                                                   at::TensorList(codes), given_mask),
-            at::Tensor()};
+    return {ops::commitment_loss_backward(grad, x, codes, given_mask), at::Tensor()};
   }
   // Uses operators that autograd can differentiate again.
   const auto dtype = value_dtype(x, codes);

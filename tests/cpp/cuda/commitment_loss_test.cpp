@@ -1,11 +1,9 @@
 // Commitment losses and their gradient for CUDA, emulated, against the CPU's: every bit.
 #include <torchvq/ops/commitment_loss.h>
-#include <torchvq/ops/residual_commitment_loss.h>
 
 #include <limits>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -32,30 +30,25 @@ void expect_cpu_bits(const Call& call) {
   for (const auto order : kOrders) expect_same(emulated({.order = order}, call), expected);
 }
 
-/// Inputs and chosen codes of levels, whose values differ in magnitude.
-struct Levels {
-  std::vector<at::Tensor> inputs, codes;
-  std::optional<at::Tensor> mask;
+/// Tokens and chosen codes, whose values differ in magnitude.
+struct Compared {
+  at::Tensor x, codes;
+  std::optional<at::Tensor> mask = std::nullopt;
 
-  Levels(int64_t heads, int64_t tokens, int64_t dim, int64_t levels,
-         at::ScalarType dtype = at::kFloat, at::ScalarType other = at::kFloat) {
-    for (int64_t level = 0; level < levels; ++level) {
-      inputs.push_back((at::randn({heads, tokens, dim}) * (1 + level)).to(dtype));
-      codes.push_back((at::randn({heads, tokens, dim}) * (1 + level)).to(other));
-    }
-  }
+  Compared(int64_t heads, int64_t tokens, int64_t dim, at::ScalarType dtype = at::kFloat,
+           at::ScalarType other = at::kFloat)
+      : x(at::randn({heads, tokens, dim}).to(dtype)),
+        codes((at::randn({heads, tokens, dim}) * 3).to(other)) {}
 
   void expect_bits() const {
-    const auto losses = ops::residual_commitment_loss(inputs[0], inputs, codes, mask);
-    const auto grads = at::randn(losses.sizes(), losses.options());
-    expect_cpu_bits([&] { return ops::residual_commitment_loss(inputs[0], inputs, codes, mask); });
-    expect_cpu_bits(
-        [&] { return ops::residual_commitment_loss_backward(grads, inputs, codes, mask); });
-    expect_cpu_bits([&] { return ops::commitment_loss(inputs[0], codes[0], mask); });
+    const auto loss = ops::commitment_loss(x, codes, mask);
+    const auto grad = at::randn({}, loss.options());
+    expect_cpu_bits([&] { return ops::commitment_loss(x, codes, mask); });
+    expect_cpu_bits([&] { return ops::commitment_loss_backward(grad, x, codes, mask); });
   }
   void expect_bits_with_masks() {
     expect_bits();
-    const auto tokens = inputs[0].sizes().slice(0, 2);
+    const auto tokens = x.sizes().slice(0, 2);
     mask = at::rand(tokens).lt(0.6);
     expect_bits();
     mask = at::zeros(tokens, at::kBool);
@@ -68,13 +61,13 @@ TEST(CudaCommitmentLoss, EveryTypeAndShape) {
   at::manual_seed(1);
   for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
     for (const int64_t dim : {1, 3, 8, 33, 257}) {
-      Levels(2, 19, dim, 3, dtype, dtype).expect_bits_with_masks();
+      Compared(2, 19, dim, dtype, dtype).expect_bits_with_masks();
     }
-    Levels(1, 1, 5, 1, dtype).expect_bits_with_masks();
-    Levels(2, 0, 5, 2, dtype).expect_bits_with_masks();
-    Levels(2, 7, 0, 2, dtype).expect_bits_with_masks();
+    Compared(1, 1, 5, dtype).expect_bits_with_masks();
+    Compared(2, 0, 5, dtype).expect_bits_with_masks();
+    Compared(2, 7, 0, dtype).expect_bits_with_masks();
   }
-  Levels(2, 19, 6, 2, at::kFloat, at::kDouble).expect_bits_with_masks();
+  Compared(2, 19, 6, at::kFloat, at::kDouble).expect_bits_with_masks();
 }
 
 TEST(CudaCommitmentLoss, ManyTermsOfASum) {
@@ -82,62 +75,58 @@ TEST(CudaCommitmentLoss, ManyTermsOfASum) {
   // Terms of 8192 / (dim + 1) + 1 rows; in float64, whose sums depend on the order of additions.
   for (const auto& [tokens, dim] :
        {std::pair{9000, 1}, {2731, 8}, {2000, 9}, {1100, 1000}, {3, 9000}}) {
-    Levels(1, tokens, dim, 2, at::kDouble, at::kDouble).expect_bits_with_masks();
+    Compared(1, tokens, dim, at::kDouble, at::kDouble).expect_bits_with_masks();
   }
   // More terms than shared memory holds at a time.
-  const Levels levels(1, 1030 * 4097, 1, 1, at::kDouble, at::kDouble);
-  const auto loss = [&] { return ops::commitment_loss(levels.inputs[0], levels.codes[0]); };
+  const Compared rows(1, 1030 * 4097, 1, at::kDouble, at::kDouble);
+  const auto loss = [&] { return ops::commitment_loss(rows.x, rows.codes); };
   expect_same(emulated({}, loss), loss());
 }
 
 TEST(CudaCommitmentLoss, NotFinite) {
   at::manual_seed(3);
   for (const int64_t dim : {8, 13}) {
-    Levels levels(1, 30, dim, 3);
-    levels.inputs[1][0][3][2] = kNan;
-    levels.codes[2][0][4][0] = kInfinity;
-    levels.expect_bits_with_masks();
-    // Padding may hold anything; a sum beyond float32 is infinite.
-    levels.inputs[0][0][5].fill_(kNan);
-    levels.inputs[0][0][6].fill_(3e38);
-    levels.mask = at::zeros({1, 30}, at::kBool);
-    levels.mask->slice(1, 6).fill_(true);
-    levels.expect_bits();
+    for (const float lost : {kNan, kInfinity}) {
+      Compared rows(1, 30, dim);
+      rows.x[0][3][2] = lost;
+      rows.expect_bits_with_masks();
+      // Padding may hold anything; a sum beyond float32 is infinite.
+      rows.x[0][5].fill_(kNan);
+      rows.x[0][6].fill_(3e38);
+      rows.mask = at::zeros({1, 30}, at::kBool);
+      rows.mask->slice(1, 6).fill_(true);
+      rows.expect_bits();
+    }
+    Compared rows(1, 30, dim);
+    rows.codes[0][4][0] = kInfinity;
+    rows.expect_bits_with_masks();
   }
 }
 
 TEST(CudaCommitmentLoss, OtherStrides) {
   at::manual_seed(4);
-  Levels levels(2, 19, 6, 2);
-  levels.inputs[0] = at::randn({6, 19, 2}).permute({2, 1, 0});
-  levels.codes[1] = at::randn({19, 2, 6}).transpose(0, 1);
-  levels.mask = at::rand({19, 2}).lt(0.5).t();
-  levels.expect_bits();
+  Compared rows(2, 19, 6);
+  rows.x = at::randn({6, 19, 2}).permute({2, 1, 0});
+  rows.codes = at::randn({19, 2, 6}).transpose(0, 1);
+  rows.mask = at::rand({19, 2}).lt(0.5).t();
+  rows.expect_bits();
 }
 
-TEST(CudaCommitmentLoss, MoreLevelsThanALaunchTakes) {
-  at::manual_seed(5);
-  for (const int64_t levels : {32, 33, 70}) Levels(2, 5, 4, levels).expect_bits_with_masks();
-}
-
-TEST(CudaCommitmentLoss, LaunchesDoNotGrowWithLevels) {
-  Levels levels(2, 5, 4, 32);
-  const auto grads = at::randn({32});
+TEST(CudaCommitmentLoss, Launches) {
+  Compared rows(2, 5, 4);
+  const auto grad = at::randn({});
   const auto launches_of = [&](const auto& call) {
     const auto before = cuda_shim::launches();
     emulated({}, call);
     return cuda_shim::launches() - before;
   };
-  const auto forward = [&] {
-    return ops::residual_commitment_loss(levels.inputs[0], levels.inputs, levels.codes,
-                                         levels.mask);
-  };
+  const auto forward = [&] { return ops::commitment_loss(rows.x, rows.codes, rows.mask); };
   const auto backward = [&] {
-    return ops::residual_commitment_loss_backward(grads, levels.inputs, levels.codes, levels.mask);
+    return ops::commitment_loss_backward(grad, rows.x, rows.codes, rows.mask);
   };
   EXPECT_EQ(launches_of(forward), 2);
   EXPECT_EQ(launches_of(backward), 1);
-  levels.mask = at::rand({2, 5}).lt(0.5);
+  rows.mask = at::rand({2, 5}).lt(0.5);
   EXPECT_EQ(launches_of(forward), 2);
   EXPECT_EQ(launches_of(backward), 2) << "the rows are counted first";
 }

@@ -239,7 +239,7 @@ TEST(ResidualQuantizeTest, DroppedLevelsStayAsTheyAre) {
 TEST(ResidualQuantizeTest, DepthOnTheDeviceIsThatNumberOfLevels) {
   auto stack = make_stack(), fewer = copy_of(stack);
   stack.arguments.depth = at::scalar_tensor(2, at::kLong);
-  stack.options.learns(false).finishes(false);
+  stack.options.learns(false).finishes(false).returns_codes(true);
   fewer.arguments.codebooks.resize(2);
   fewer.options.learns(false).finishes(false);
   const auto step = stack.step(), expected = fewer.step();

@@ -1,7 +1,7 @@
 // A thread takes an element of a row through all levels and keeps its residual and sum in
 // registers. Whether a level's input is not finite is known only after the whole row; then the
 // levels from there on are written again, which few rows need.
-#include "kernels/cuda/residual_lookup.h"
+#include "kernels/cuda/residual_commit.h"
 
 #include "kernels/cuda/cuda.h"
 
@@ -12,42 +12,40 @@ constexpr int kThreads = 256;
 
 /// Processes element d of a row; returns the first level whose input is not finite.
 template <typename T>
-__device__ int walk_element(const ResidualLookupTask<T>& task, int64_t head, int64_t row,
+__device__ int walk_element(const ResidualCommitTask<T>& task, int64_t head, int64_t row,
                             int64_t d) {
-  const int64_t at = row * task.dim + d;
+  const int64_t at = row * task.dim + d, values = task.heads * task.tokens * task.dim;
   const int64_t* indices = task.indices + row * task.stride;
   T left = task.x[at], sum = task.continues ? task.quantized[at] : T(0);
   int lost = task.level_count;
+  T* to = task.residuals + at;
+#pragma unroll 1
   for (int q = 0; q < task.level_count; ++q) {
     const WalkedLevel<T>& level = task.levels[q];
     const int64_t index = indices[q];
-    expect(index >= 0 && index < level.size, "residual_lookup: indices are in [0, codes)");
+    expect(index >= 0 && index < level.size, "residual_commit: indices are in [0, codes)");
     const T code = level.codebook[(head * level.head_stride + index) * task.dim + d];
     if (!isfinite(left)) lost = min(lost, q);
-    level.inputs[at] = left;
-    level.codes[at] = code;
     sum += code;
     left -= code;
+    *to = left;
+    to += values;
   }
   task.quantized[at] = sum;
-  if (task.left) task.left[at] = left;
   return lost;
 }
 
 /// From level `lost` on, the row has no codes.
 template <typename T>
-__device__ void lose_element(const ResidualLookupTask<T>& task, int64_t at, int lost) {
+__device__ void lose_element(const ResidualCommitTask<T>& task, int64_t at, int lost) {
   const T nothing = static_cast<T>(NAN);
-  for (int q = lost; q < task.level_count; ++q) {
-    if (q > lost) task.levels[q].inputs[at] = nothing;
-    task.levels[q].codes[at] = nothing;
-  }
+  const int64_t values = task.heads * task.tokens * task.dim;
+  for (int q = lost; q < task.level_count; ++q) task.residuals[q * values + at] = nothing;
   task.quantized[at] = nothing;
-  if (task.left) task.left[at] = nothing;
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads, 3) walk_rows(ResidualLookupTask<T> task, int across) {
+__global__ void __launch_bounds__(kThreads, 2) walk_rows(ResidualCommitTask<T> task, int across) {
   const int at_once = kThreads / across, place = static_cast<int>(threadIdx.x) / across,
             lane = static_cast<int>(threadIdx.x) % across;
   const int64_t rows = task.heads * task.tokens;
@@ -66,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, 3) walk_rows(ResidualLookupTask<T> t
 }
 
 template <typename T>
-Error walk(const ResidualLookupTask<T>& task, const Queue& queue) {
+Error walk(const ResidualCommitTask<T>& task, const Queue& queue) {
   const int64_t rows = task.heads * task.tokens;
   if (rows * task.dim == 0) return nullptr;
   int across = 1;
@@ -77,10 +75,10 @@ Error walk(const ResidualLookupTask<T>& task, const Queue& queue) {
 
 }  // namespace
 
-Error residual_lookup(const ResidualLookupTask<float>& task, const Queue& queue) {
+Error residual_commit(const ResidualCommitTask<float>& task, const Queue& queue) {
   return walk(task, queue);
 }
-Error residual_lookup(const ResidualLookupTask<double>& task, const Queue& queue) {
+Error residual_commit(const ResidualCommitTask<double>& task, const Queue& queue) {
   return walk(task, queue);
 }
 

@@ -1,8 +1,0 @@
-#include <torch/library.h>
-
-#include "detail/no_gradient.h"
-
-TORCH_LIBRARY_IMPL(torchvq, Autograd, m) {
-  m.impl("residual_lookup",
-         torch::CppFunction::makeFromBoxedFunction<&torchvq::detail::run_without_gradient>());
-}
