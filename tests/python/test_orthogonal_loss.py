@@ -46,6 +46,20 @@ def test_orthogonal_loss_matches_numpy(shape, generator):
     assert op(codebook.float()).dtype == torch.float32
 
 
+@pytest.mark.parametrize("shape", [(1, 1024, 64), (2, 300, 70), (1, 4096, 16)])
+def test_orthogonal_loss_of_sizes_of_use(shape, generator):
+    """Norms of many codes are summed in parts."""
+    codebook = make_codebook(generator, shape).float()
+    leaf = codebook.clone().requires_grad_()
+    loss = op(leaf)
+    assert loss.item() == pytest.approx(oracle(codebook.double()), rel=1e-6)
+    loss.backward()
+    wide = codebook.double().requires_grad_()
+    unit = torch.nn.functional.normalize(wide, dim=-1)
+    ((unit @ unit.mT).square().mean()).backward()
+    torch.testing.assert_close(leaf.grad.double(), wide.grad, rtol=1e-4, atol=1e-9)
+
+
 @pytest.mark.parametrize("shape", SHAPES[:3])
 @pytest.mark.parametrize("max_codes", [None, 2, 99])
 @pytest.mark.parametrize("active", [False, True])

@@ -92,7 +92,7 @@ __device__ double lane_of_squares(const ScoredLevels<T>& levels, int64_t level, 
 
 /// One block of threads per block of rows of a level. `kChosen`: the levels have indices.
 template <typename T, bool kChosen>
-__global__ void __launch_bounds__(kThreads, 8)
+__global__ void __launch_bounds__(kThreads, 4)
     sum_blocks(CommitmentLossTask<T> task, int64_t blocks, int64_t rows_of_block) {
   __shared__ double squares[kSquares];
   const auto& levels = task.levels;

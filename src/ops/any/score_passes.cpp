@@ -118,14 +118,17 @@ CentredRows centred_rows(const at::Tensor& rows, const at::Tensor& centre) {
 at::Tensor squared_norms(const at::Tensor& rows) {
   constexpr int64_t kPart = int64_t{1} << 15;
   if (!rows.is_cpu() || rows.numel() <= kPart) return rows.square().sum(-1, /*keepdim=*/true);
-  auto norms = at::empty({rows.size(0), 1}, rows.options());
-  const int64_t step = std::max<int64_t>(1, kPart / rows.size(1));
-  for (int64_t from = 0; from < rows.size(0); from += step) {
-    const int64_t count = std::min(step, rows.size(0) - from);
+  const auto flat = rows.flatten(0, -2);
+  auto norms = at::empty({flat.size(0), 1}, rows.options());
+  const int64_t step = std::max<int64_t>(1, kPart / flat.size(1));
+  for (int64_t from = 0; from < flat.size(0); from += step) {
+    const int64_t count = std::min(step, flat.size(0) - from);
     norms.narrow(0, from, count)
-        .copy_(rows.narrow(0, from, count).square().sum(-1, /*keepdim=*/true));
+        .copy_(flat.narrow(0, from, count).square().sum(-1, /*keepdim=*/true));
   }
-  return norms;
+  auto shape = rows.sizes().vec();
+  shape.back() = 1;
+  return norms.view(shape);
 }
 
 void negative_distances_(at::Tensor& products, const at::Tensor& codes, const at::Tensor& tokens,

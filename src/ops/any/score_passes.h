@@ -17,7 +17,7 @@ struct CentredRows {
 /// rows (n, D) of any floating dtype less `centre` (1, D), in the dtype of `centre`.
 CentredRows centred_rows(const at::Tensor& rows, const at::Tensor& centre);
 
-/// Squared lengths of rows (n, D), (n, 1). In memory by parts whose squares stay in the cache; each row is summed as in
+/// Squared lengths of rows (*, D), (*, 1). In memory by parts whose squares stay in the cache; each row is summed as in
 /// the whole.
 at::Tensor squared_norms(const at::Tensor& rows);
 
