@@ -184,6 +184,7 @@ constexpr const char* kOtherOperators[] = {
     "split_mask",
     "token_moment_loss_backward",
     "token_moments_backward",
+    "unit_vectors_backward",
     "unpack_positions",
     "unpack_tokens",
     "zero_absent",

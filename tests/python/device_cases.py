@@ -305,6 +305,7 @@ CASES: dict[str, Case] = {
     ),
     "unit_vectors float64": Case((normal(2, 300, 33, seed=7, dtype=torch.float64),)),
     "unit_vectors": Case((X,)),
+    "unit_vectors_backward": Case((X * 2, X, ops.unit_vectors(X)), exact=False),
     # Losses: sums over the tokens.
     "commitment_loss": Case((X, X + 1), exact=False),
     "commitment_loss quotient": Case((PARTS.view(1, 7, 1), torch.zeros(1, 7, 1))),

@@ -160,6 +160,7 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "quantize gumbel": ((X, CODEBOOK, rng()), dict(estimator="gumbel", temperature=0.5)),
     "evaluate": ((X, CODEBOOK[:1], rng()), dict(mask=MASK)),
     "unit_vectors": ((X,), {}),
+    "unit_vectors_backward": ((X * 2, X, ops.unit_vectors(X)), {}),
     "affine_codes": ((CODEBOOK, *affine()), {}),
     "affine_inputs": ((X, *affine()), {}),
     "update_affine_": (

@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "detail/ordered_sum.h"
+#include "detail/precision.h"
 #include "detail/root.h"
 
 namespace torchvq {
@@ -19,8 +20,22 @@ at::Tensor unit_vectors(const at::Tensor& x) {
   return wide.div(norm.masked_fill(norm.eq(0), 1)).to(dtype).contiguous();
 }
 
+at::Tensor unit_vectors_backward(const at::Tensor& grad, const at::Tensor& x,
+                                 const at::Tensor& units) {
+  detail::check_unit_vectors_backward(grad, x, units);
+  const auto dtype = detail::sum_dtype(units);
+  const auto norm = x.to(dtype).norm(2, -1, /*keepdim=*/true);
+  const auto g = grad.to(dtype), u = units.to(dtype);
+  const auto along = u.mul(g).sum(-1, /*keepdim=*/true);
+  const auto result = g.sub(u.mul(along)).div(norm).masked_fill(norm.eq(0), 0);
+  return result.to(units.scalar_type()).contiguous();
+}
+
 }  // namespace
 
-TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) { m.impl("unit_vectors", unit_vectors); }
+TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
+  m.impl("unit_vectors", unit_vectors);
+  m.impl("unit_vectors_backward", unit_vectors_backward);
+}
 
 }  // namespace torchvq

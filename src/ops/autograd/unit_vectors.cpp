@@ -23,6 +23,9 @@ struct UnitVectors : torch::autograd::Function<UnitVectors> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &units = saved[1];
+    if (!at::GradMode::is_enabled()) {
+      return {ops::unit_vectors_backward(grads[0], x, units).to(x.scalar_type())};
+    }
     const auto norm = x.to(at::kDouble).norm(2, -1, /*keepdim=*/true).to(units.scalar_type());
     const auto along = units.mul(grads[0]).sum(-1, /*keepdim=*/true);
     const auto grad = grads[0].sub(units.mul(along)).div(norm);
