@@ -6,11 +6,13 @@
 #include <torchvq/ops/gumbel_straight_through.h>
 #include <torchvq/ops/lookup_codes.h>
 #include <torchvq/ops/quantize_and_commit.h>
+#include <torchvq/ops/residual_commit.h>
 #include <torchvq/ops/rotation_trick.h>
 #include <torchvq/ops/sample_codes.h>
 #include <torchvq/ops/snapshot.h>
 #include <torchvq/ops/straight_through.h>
 #include <torchvq/ops/sync_update_v.h>
+#include <torchvq/ops/unit_vectors.h>
 
 #include <cmath>
 #include <limits>
@@ -56,7 +58,15 @@ std::vector<at::Tensor> token_rows_at(kernels::CpuLevel level, int64_t dim, at::
   const auto grad = at::randn({1, 40, dim}, dtype), weight = at::full({}, 0.7, dtype);
   x.select(1, 3).zero_();  // straight-through
   x.select(1, 4).fill_(std::numeric_limits<double>::infinity());
+  const auto indices = at::arange(80).reshape({1, 40, 2}).remainder(40);
+  const auto stack = ops::residual_commit(x, {codes, codes.mul(0.3)}, indices);
+  const auto real =
+      ops::residual_commit(x, {codes}, indices.narrow(2, 0, 1), at::arange(40).ne(4).view({1, 40}));
   return {ops::rotation_trick_backward(grad, x, codes),
+          ops::unit_vectors_backward(grad, x, ops::unit_vectors(x)),
+          stack.quantized,
+          stack.residuals,
+          real.losses,
           ops::quantize_and_commit_backward(grad, weight, x, codes, /*rotates=*/true),
           ops::quantize_and_commit_backward(grad, weight, x, codes, /*rotates=*/false),
           ops::commitment_loss(x.narrow(1, 5, 35), codes.narrow(1, 5, 35), std::nullopt)};
