@@ -271,6 +271,17 @@ def test_a_straight_gradient_needs_no_saved_tensor(generator):
     assert torch.equal(leaf.grad, torch.ones_like(leaf))
 
 
+def test_the_sum_may_be_written_to_before_backward(generator):
+    x, codebooks, indices = make(generator)
+    grads = []
+    for write in (False, True):
+        leaf = x.clone().requires_grad_()
+        total = op(leaf, codebooks, indices)[0]
+        (total.mul_(2) if write else total * 2).sum().backward()
+        grads.append(leaf.grad)
+    assert torch.equal(*grads)
+
+
 def test_the_rotation_is_differentiable_once(generator):
     x, codebooks, indices = make(generator)
     leaf = x.clone().requires_grad_()

@@ -1,8 +1,9 @@
 // Squares are added in index order, so one thread sums a row; a warp loads 32 elements of 32 rows
-// at a time, coalesced, and its threads then read across.
+// at a time, coalesced, and its threads then read across. In the gradient, eight threads per row are the lanes of the
+// CPU's sums.
 #include "kernels/cuda/unit_vectors.h"
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/lanes-inl.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 namespace {
@@ -49,6 +50,43 @@ __global__ void __launch_bounds__(kSide* kHeight)
   }
 }
 
+constexpr int kGradientThreads = 256;
+constexpr int kRowsAtOnce = kGradientThreads / kLaneThreads;
+
+template <typename T>
+__global__ void __launch_bounds__(kGradientThreads) unit_gradients(UnitGradientTask<T> task) {
+  const int lane = threadIdx.x % kLaneThreads, place = threadIdx.x / kLaneThreads;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kRowsAtOnce;
+  // All threads of a block run the same number of rounds, as the shuffles require.
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kRowsAtOnce; first < task.rows;
+       first += step) {
+    const int64_t row = first + place;
+    const int64_t dim = row < task.rows ? task.dim : 0;
+    const T *grad = task.grad + row * dim, *x = task.x + row * dim, *units = task.units + row * dim;
+    double squares = 0, along = 0;
+    for (int64_t i = lane; i < dim; i += kLaneThreads) {
+      const double g = grad[i], a = x[i], u = units[i];
+      squares += a * a;
+      along += g * u;
+    }
+    const double norm = sqrt(lane_total(squares)), factor = -lane_total(along) / norm;
+    T* to = task.grad_x + row * dim;
+    for (int64_t i = lane; i < dim; i += kLaneThreads) {
+      // As the CPU's rows, whose token has the factor 0.
+      const double straight = 1 / norm * grad[i];
+      const double value = factor == 0.0 ? straight : straight + 0.0 * x[i] + factor * units[i];
+      to[i] = norm == 0 ? T(0) : static_cast<T>(value);
+    }
+  }
+}
+
+template <typename T>
+Error run_gradients(const UnitGradientTask<T>& task, const Queue& queue) {
+  if (task.rows * task.dim == 0) return nullptr;
+  return launch(unit_gradients<T>, queue, blocks_for(task.rows, kRowsAtOnce), kGradientThreads, 0,
+                task);
+}
+
 template <typename T>
 Error run_units(const T* x, int64_t rows, int64_t dim, T* units, const Queue& queue) {
   if (rows * dim == 0) return nullptr;
@@ -63,6 +101,13 @@ Error unit_vectors(const float* x, int64_t rows, int64_t dim, float* units, cons
 }
 Error unit_vectors(const double* x, int64_t rows, int64_t dim, double* units, const Queue& queue) {
   return run_units(x, rows, dim, units, queue);
+}
+
+Error unit_vectors_backward(const UnitGradientTask<float>& task, const Queue& queue) {
+  return run_gradients(task, queue);
+}
+Error unit_vectors_backward(const UnitGradientTask<double>& task, const Queue& queue) {
+  return run_gradients(task, queue);
 }
 
 }  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

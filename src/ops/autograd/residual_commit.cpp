@@ -48,9 +48,10 @@ struct ResidualCommit : torch::autograd::Function<ResidualCommit> {
     ctx->saved_data[kRotates] = rotates;
     ctx->saved_data[kGain] = gain;
     ctx->saved_data[kLevels] = static_cast<int64_t>(codebooks.size());
-    // Outputs of this leaf operator, so compilers save them and never recompute them.
+    // Outputs of this leaf operator, so compilers save them and never recompute them. A copy of the sum, because users
+    // may write to the result.
     ctx->save_for_backward(
-        {x, mask.value_or(at::Tensor()), residuals, rotates ? quantized : at::Tensor()});
+        {x, mask.value_or(at::Tensor()), residuals, rotates ? quantized.clone() : at::Tensor()});
     variable_list constant{residuals};
     if (estimator == "none") constant.push_back(quantized);
     ctx->mark_non_differentiable(constant);

@@ -29,8 +29,35 @@ at::Tensor cuda_unit_vectors(const at::Tensor& x_) {
   return units;
 }
 
+template <typename T>
+void write_unit_gradients(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& units,
+                          at::Tensor& grad_x, const OnDevice& device) {
+  kernels::TORCHVQ_CUDA_NAMESPACE::UnitGradientTask<T> task;
+  task.grad = grad.const_data_ptr<T>();
+  task.x = x.const_data_ptr<T>();
+  task.units = units.const_data_ptr<T>();
+  task.grad_x = grad_x.mutable_data_ptr<T>();
+  task.dim = x.size(-1), task.rows = task.dim == 0 ? 0 : x.numel() / task.dim;
+  check_launch("unit_vectors_backward",
+               kernels::TORCHVQ_CUDA_NAMESPACE::unit_vectors_backward(task, device.queue()));
+}
+
+at::Tensor cuda_unit_vectors_backward(const at::Tensor& grad, const at::Tensor& x,
+                                      const at::Tensor& units) {
+  detail::check_unit_vectors_backward(grad, x, units);
+  const OnDevice device(x);
+  const auto dtype = units.scalar_type();
+  const auto rows = [&](const at::Tensor& tensor) { return tensor.to(dtype).contiguous(); };
+  auto grad_x = at::empty(x.sizes(), units.options());
+  const auto write =
+      dtype == at::kDouble ? write_unit_gradients<double> : write_unit_gradients<float>;
+  write(rows(grad), rows(x), rows(units), grad_x, device);
+  return grad_x;
+}
+
 }  // namespace
 
 TORCHVQ_CUDA_KERNEL(unit_vectors, cuda_unit_vectors)
+TORCHVQ_CUDA_KERNEL(unit_vectors_backward, cuda_unit_vectors_backward)
 
 }  // namespace torchvq

@@ -116,13 +116,20 @@ TEST(CudaRotationTrick, RowsWithoutARotation) {
   rows.expect_bits();
 }
 
+/// The units of rows, and their gradient.
+void expect_unit_bits(const at::Tensor& x) {
+  expect_cpu_bits([&] { return ops::unit_vectors(x); });
+  const auto units = ops::unit_vectors(x), grad = at::randn(units.sizes(), units.options());
+  expect_cpu_bits([&] { return ops::unit_vectors_backward(grad, x, units); });
+}
+
 TEST(CudaUnitVectors, EveryTypeAndShape) {
   at::manual_seed(6);
   for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
     for (const int64_t dim : {1, 5, 32, 33, 100}) {
       auto x = at::randn({2, 37, dim}).to(dtype);
       x[0][3].zero_();
-      expect_cpu_bits([&] { return ops::unit_vectors(x); });
+      expect_unit_bits(x);
     }
   }
 }
@@ -133,10 +140,14 @@ TEST(CudaUnitVectors, RowsThatAreNotFinite) {
   x[1][3] = kInfinity;
   x[35][0] = kNaN;
   x[36].mul_(1e-30);
-  expect_cpu_bits([&] { return ops::unit_vectors(x); });
-  expect_cpu_bits([&] { return ops::unit_vectors(x.t()); });
-  expect_cpu_bits([&] { return ops::unit_vectors(at::zeros({0, 3})); });
-  expect_cpu_bits([&] { return ops::unit_vectors(at::zeros({3, 0})); });
+  expect_unit_bits(x);
+  expect_unit_bits(x.t());
+  expect_unit_bits(at::zeros({0, 3}));
+  expect_unit_bits(at::zeros({3, 0}));
+  // Orthogonal to the gradient: nothing is subtracted, not even zeros times an infinity.
+  const auto ones = at::ones({3, 2});
+  const auto apart = at::tensor({1.0F, -1.0F}).expand({3, 2}).contiguous();
+  expect_cpu_bits([&] { return ops::unit_vectors_backward(apart, ones, ops::unit_vectors(ones)); });
 }
 
 }  // namespace
