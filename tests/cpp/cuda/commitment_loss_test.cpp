@@ -78,7 +78,7 @@ TEST(CudaCommitmentLoss, ManyTermsOfASum) {
     Compared(1, tokens, dim, at::kDouble, at::kDouble).expect_bits_with_masks();
   }
   // More terms than shared memory holds at a time.
-  const Compared rows(1, 1030 * 4097, 1, at::kDouble, at::kDouble);
+  const Compared rows(1, int64_t{1030} * 4097, 1, at::kDouble, at::kDouble);
   const auto loss = [&] { return ops::commitment_loss(rows.x, rows.codes); };
   expect_same(emulated({}, loss), loss());
 }

@@ -49,7 +49,8 @@ TEST(CudaLookupCodes, EveryTypeAndWidth) {
 TEST(CudaLookupCodes, RowsThatAreNotAligned) {
   at::manual_seed(2);
   // Contiguous, but one element after the start of its memory, so not aligned.
-  const auto codebook = at::randn({2 * 5 * 8 + 1}).narrow(0, 1, 2 * 5 * 8).view({2, 5, 8});
+  constexpr int64_t kNumbers = 2 * 5 * 8;
+  const auto codebook = at::randn({kNumbers + 1}).narrow(0, 1, kNumbers).view({2, 5, 8});
   expect_same_rows(codebook, at::randint(-1, 5, {2, 30}, at::kLong));
   const auto halves = codebook.to(at::kHalf).flatten();
   expect_same_rows(halves.narrow(0, 1, 72).view({1, 9, 8}), at::randint(-1, 9, {1, 20}, at::kLong));
