@@ -42,8 +42,7 @@ struct Level {
 struct Walk {
   at::Tensor output;  ///< (H, T, D)
   std::vector<Level> levels;
-  Tensors
-      codes;  ///< (H, T, D), zeros if a level is not in use; none if all levels are scored at once
+  Tensors codes;  ///< (H, T, D), zeros if a level is not in use; if the levels are walked in turn
   at::Tensor losses;  ///< (q,), if all levels are scored at once; otherwise undefined
 };
 
