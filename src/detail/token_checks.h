@@ -87,4 +87,10 @@ inline void check_non_negative(const char* op, const char* name, double value) {
                     " to be finite and non-negative, but got ", value);
 }
 
+/// Rejects NaN, negative and infinite values, and zero.
+inline void check_positive(const char* op, const char* name, double value) {
+  TORCH_CHECK_VALUE(value > 0 && value <= 1.7976931348623157e308, op, ": expected ", name,
+                    " to be finite and positive, but got ", value);
+}
+
 }  // namespace torchvq::detail

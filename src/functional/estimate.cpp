@@ -43,6 +43,10 @@ at::Tensor by_name(const at::Tensor& x, const at::Tensor& codes, const at::Tenso
 
 }  // namespace
 
+bool is_plain_estimator(const std::string& name, double sync_update_v) {
+  return sync_update_v == 0 && (name == "rotation_trick" || name == "straight_through");
+}
+
 bool is_estimator(const std::string& name) {
   return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
 }

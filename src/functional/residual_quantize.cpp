@@ -20,6 +20,7 @@
 #include <torchvq/ops/straight_through.h>
 
 #include "detail/joined.h"
+#include "functional/estimate.h"
 #include "functional/replaced_codes.h"
 #include "functional/residual_learning.h"
 #include "functional/residual_walk.h"
@@ -220,10 +221,9 @@ Walk Stack::walk_at_once(const at::Tensor& chosen) const {
     indices = indices.masked_fill(token_mask->logical_not(), -1);
   }
   const auto& estimate = gradient_.estimate;
-  const bool plain_estimator =
-      estimate.estimator() != "directional_reparam" && estimate.sync_update_v() == 0;
+  const bool plain = is_plain_estimator(estimate.estimator(), estimate.sync_update_v());
   const auto found = ops::residual_commit(
-      inputs_, codebooks, chosen, token_mask, plain_estimator ? estimate.estimator() : "none",
+      inputs_, codebooks, chosen, token_mask, plain ? estimate.estimator() : "none",
       gain_of_levels(static_cast<int64_t>(count()), /*handed_on=*/1));
   const auto of_levels = indices.unbind(0), left = found.residuals.unbind(0);
   Walk walk;
@@ -235,7 +235,7 @@ Walk Stack::walk_at_once(const at::Tensor& chosen) const {
   }
   walk.losses =
       weighted_loss({found.losses}, {options_.losses().commitment_weight()}, /*training=*/true);
-  walk.output = plain_estimator
+  walk.output = plain
                     ? found.quantized
                     : stack_output(inputs_, {found.quantized, {}}, state(0).rng, ranks_, gradient_);
   return walk;

@@ -11,6 +11,7 @@
 #include <torchvq/ops/quantize_and_commit.h>
 
 #include "distributed/group.h"
+#include "functional/estimate.h"
 #include "functional/replaced_codes.h"
 
 namespace torchvq::functional {
@@ -74,10 +75,8 @@ bool quantizes_plainly(const VectorQuantizeArguments& arguments,
     return false;
   }
   const auto& search = options.search();
-  const auto& estimator = search.estimator();
   return search.metric() == "euclidean" && !search.topk() && !search.temperature() &&
-         search.sync_update_v() == 0 &&
-         (estimator == "rotation_trick" || estimator == "straight_through");
+         is_plain_estimator(search.estimator(), search.sync_update_v());
 }
 
 /// Searches, and computes the losses that depend on the result.

@@ -1,6 +1,5 @@
 #include <torchvq/ops/residual_commit.h>
 
-#include <cmath>
 #include <utility>
 
 #include <torch/library.h>
@@ -12,14 +11,6 @@
 namespace torchvq {
 
 namespace detail {
-namespace {
-
-void check_gain(const char* op, double gain) {
-  TORCH_CHECK_VALUE(gain > 0 && std::isfinite(gain), op,
-                    ": expected gain to be finite and above 0, but got ", gain);
-}
-
-}  // namespace
 
 void check_residual_commit(const at::Tensor& x, at::TensorList codebooks, const at::Tensor& indices,
                            const std::optional<at::Tensor>& mask, std::string_view estimator,
@@ -36,7 +27,7 @@ void check_residual_commit(const at::Tensor& x, at::TensorList codebooks, const 
   TORCH_CHECK_VALUE(
       estimator == "straight_through" || estimator == "rotation_trick" || estimator == "none", op,
       ": expected estimator to be straight_through, rotation_trick or none, but got ", estimator);
-  check_gain(op, gain);
+  check_positive(op, "gain", gain);
 }
 
 void check_residual_commit_backward(const at::Tensor& grads, const at::Tensor& residuals,
@@ -51,9 +42,10 @@ void check_residual_commit_backward(const at::Tensor& grads, const at::Tensor& r
   check_rank(op, "grads", grads, 1, "(Q,)");
   check_size(op, "grads", grads, 0, residuals.sym_size(0), "levels of residuals");
   check_same_device(op, "residuals", residuals, "grads", grads);
+  check_positive(op, "gain", gain);
+  if (!mask && !other) return;
   const auto level = residuals.select(0, 0);
   check_mask(op, mask, level);
-  check_gain(op, gain);
   if (!other) return;
   check_dtype(op, "other", *other, residuals.scalar_type());
   check_same_tokens(op, "a level of residuals", level, "other", *other);

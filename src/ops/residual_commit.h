@@ -1,4 +1,4 @@
-// Shared by all kernels of residual_commit and its backward: argument checks and dtypes.
+// Shared by all kernels of residual_commit and its backward: argument checks.
 #pragma once
 
 #include <optional>
@@ -19,10 +19,5 @@ void check_residual_commit(const at::Tensor& x, at::TensorList codebooks, const 
 void check_residual_commit_backward(const at::Tensor& grads, const at::Tensor& residuals,
                                     const std::optional<at::Tensor>& mask, double gain,
                                     const std::optional<at::Tensor>& other);
-
-/// The dtype of residuals, sums and losses: float64 for float64, otherwise float32.
-inline at::ScalarType residual_commit_dtype(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
 
 }  // namespace torchvq::detail

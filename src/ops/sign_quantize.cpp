@@ -1,26 +1,17 @@
 #include "ops/sign_quantize.h"
 
-#include <cmath>
 #include <tuple>
 
 #include <torch/library.h>
 
 #include <torchvq/ops/sign_quantize.h>
 
-#include "detail/checks.h"
 #include "detail/op_handle.h"
+#include "detail/token_checks.h"
 
 namespace torchvq {
 
 namespace detail {
-namespace {
-
-void check_scale(const char* op, double scale) {
-  TORCH_CHECK_VALUE(scale > 0 && std::isfinite(scale), op,
-                    ": expected scale to be finite and positive, but got ", scale);
-}
-
-}  // namespace
 
 void check_sign_quantize(const at::Tensor& x, double scale) {
   constexpr auto op = "sign_quantize";
@@ -28,7 +19,7 @@ void check_sign_quantize(const at::Tensor& x, double scale) {
   TORCH_CHECK_VALUE(x.dim() >= 1 && x.sym_size(-1) >= 1 && x.sym_size(-1) <= kMostSignBits, op,
                     ": expected x to have 1 to ", kMostSignBits, " features, but got shape ",
                     x.sym_sizes());
-  check_scale(op, scale);
+  check_positive(op, "scale", scale);
 }
 
 void check_sign_decode(const at::Tensor& indices, int64_t bits, double scale,
@@ -37,7 +28,7 @@ void check_sign_decode(const at::Tensor& indices, int64_t bits, double scale,
   check_dtype(op, "indices", indices, at::kLong);
   TORCH_CHECK_VALUE(bits >= 1 && bits <= kMostSignBits, op, ": expected bits to be in [1, ",
                     kMostSignBits, "], but got ", bits);
-  check_scale(op, scale);
+  check_positive(op, "scale", scale);
   TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble, op,
                    ": expected dtype to be float32 or float64, but got ", dtype);
 }

@@ -340,7 +340,7 @@ def test_bad_arguments_are_named(commit, change, kind, message, generator):
         (dict(mask=torch.ones(HEADS, TOKENS)), TypeError, "mask to be Bool"),
         (dict(mask=torch.ones(HEADS, 2, dtype=torch.bool)), ValueError, "tokens of x"),
         (dict(estimator="rotation"), ValueError, "estimator to be straight_through"),
-        (dict(gain=0.0), ValueError, "gain to be finite and above 0, but got 0"),
+        (dict(gain=0.0), ValueError, "gain to be finite and positive, but got 0"),
         (dict(gain=math.nan), ValueError, "gain to be finite"),
     ],
 )

@@ -72,8 +72,8 @@ struct ResidualQuantizeStep {
   at::Tensor quantized;  ///< (H, T, D), with the estimator's gradient
   at::Tensor indices;    ///< (H, T, Q), int64; -1 where masked or dropped
   at::Tensor losses;     ///< (Q,), 0 where dropped
-  std::vector<at::Tensor>
-      codes;  ///< if wanted, (H, T, D) of each level walked; zeros where not in use
+  /// If wanted, (H, T, D) of each level walked; zeros where not in use.
+  std::vector<at::Tensor> codes;
   std::vector<at::Tensor> totals;  ///< the sums over ranks for the diversity losses; or none
 };
 

@@ -14,6 +14,7 @@
 #include "detail/non_finite.h"
 #include "detail/residual_arguments.h"
 #include "ops/loss_gradients.h"
+#include "ops/unit_vectors.h"
 
 namespace torchvq {
 namespace {
@@ -23,7 +24,7 @@ detail::ResidualCommitTensors residual_commit(const at::Tensor& x, at::TensorLis
                                               const std::optional<at::Tensor>& mask,
                                               std::string_view estimator, double gain) {
   detail::check_residual_commit(x, codebooks, indices, mask, estimator, gain);
-  const auto dtype = detail::residual_commit_dtype(x);
+  const auto dtype = detail::compute_dtype(x);
   std::vector<at::Tensor> losses, residuals;
   auto residual = x.to(dtype);
   auto total = at::zeros_like(residual, at::MemoryFormat::Contiguous);

@@ -13,6 +13,7 @@
 #include "kernels/cpu/commitment_loss.h"
 #include "kernels/cpu/token_rows.h"
 #include "ops/cpu/mean_squared_difference.h"
+#include "ops/unit_vectors.h"
 
 namespace torchvq {
 namespace {
@@ -135,7 +136,7 @@ detail::ResidualCommitTensors residual_commit(const at::Tensor& x_, at::TensorLi
                                               const std::optional<at::Tensor>& mask_,
                                               std::string_view estimator, double gain) {
   detail::check_residual_commit(x_, codebooks, indices_, mask_, estimator, gain);
-  const auto x = detail::contiguous_as(x_, detail::residual_commit_dtype(x_));
+  const auto x = detail::contiguous_as(x_, detail::compute_dtype(x_));
   const auto indices = indices_.contiguous(), mask = contiguous_mask(mask_);
   return x.scalar_type() == at::kDouble ? commit<double>(x, codebooks, indices, mask)
                                         : commit<float>(x, codebooks, indices, mask);
@@ -182,7 +183,7 @@ at::Tensor residual_commit_backward(const at::Tensor& grads_, const at::Tensor& 
                                     const std::optional<at::Tensor>& mask_, double gain,
                                     const std::optional<at::Tensor>& other_) {
   detail::check_residual_commit_backward(grads_, residuals_, mask_, gain, other_);
-  const auto dtype = detail::residual_commit_dtype(residuals_);
+  const auto dtype = detail::compute_dtype(residuals_);
   const auto residuals = detail::contiguous_as(residuals_, dtype);
   const auto grads = detail::contiguous_as(grads_, dtype), mask = contiguous_mask(mask_);
   const auto other = other_ ? detail::contiguous_as(*other_, dtype) : at::Tensor();

@@ -12,6 +12,7 @@
 #include "kernels/cuda/commitment_loss.h"
 #include "kernels/cuda/residual_commit.h"
 #include "ops/cuda/kernel.h"
+#include "ops/unit_vectors.h"
 
 namespace torchvq {
 namespace {
@@ -110,7 +111,7 @@ detail::ResidualCommitTensors cuda_residual_commit(const at::Tensor& x, at::Tens
                                                    std::string_view estimator, double gain) {
   detail::check_residual_commit(x, codebooks, indices, mask, estimator, gain);
   const OnDevice device(x);
-  if (detail::residual_commit_dtype(x) == at::kDouble) {
+  if (detail::compute_dtype(x) == at::kDouble) {
     return CudaCommitment<double>(x, codebooks, indices, mask).run(device);
   }
   return CudaCommitment<float>(x, codebooks, indices, mask).run(device);
@@ -150,7 +151,7 @@ at::Tensor cuda_residual_commit_backward(const at::Tensor& grads_, const at::Ten
                                          const std::optional<at::Tensor>& mask_, double gain,
                                          const std::optional<at::Tensor>& other_) {
   detail::check_residual_commit_backward(grads_, residuals_, mask_, gain, other_);
-  const auto dtype = detail::residual_commit_dtype(residuals_);
+  const auto dtype = detail::compute_dtype(residuals_);
   const auto residuals = detail::contiguous_as(residuals_, dtype);
   const auto grads = detail::contiguous_as(grads_, dtype);
   const auto mask = mask_ ? mask_->contiguous() : at::Tensor();

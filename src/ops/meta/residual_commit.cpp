@@ -2,6 +2,8 @@
 
 #include <torch/library.h>
 
+#include "ops/unit_vectors.h"
+
 namespace torchvq {
 namespace {
 
@@ -10,7 +12,7 @@ detail::ResidualCommitTensors residual_commit(const at::Tensor& x, at::TensorLis
                                               const std::optional<at::Tensor>& mask,
                                               std::string_view estimator, double gain) {
   detail::check_residual_commit(x, codebooks, indices, mask, estimator, gain);
-  const auto options = x.options().dtype(detail::residual_commit_dtype(x));
+  const auto options = x.options().dtype(detail::compute_dtype(x));
   const c10::SymInt levels(static_cast<int64_t>(codebooks.size()));
   std::vector<c10::SymInt> shape{levels};
   shape.insert(shape.end(), x.sym_sizes().begin(), x.sym_sizes().end());

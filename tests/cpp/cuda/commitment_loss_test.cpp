@@ -16,19 +16,12 @@
 namespace torchvq::cuda_commitment_loss_test {
 namespace {
 
-using cuda_shim::Order;
 using testing_cuda::emulated;
+using testing_cuda::expect_cpu_bits;
 using testing_cuda::expect_same;
 
-constexpr Order kOrders[] = {Order::kForward, Order::kBackward, Order::kShuffled};
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-template <typename Call>
-void expect_cpu_bits(const Call& call) {
-  const auto expected = call();
-  for (const auto order : kOrders) expect_same(emulated({.order = order}, call), expected);
-}
 
 /// Tokens and chosen codes, whose values differ in magnitude.
 struct Compared {

@@ -14,11 +14,9 @@
 namespace torchvq::cuda_count_codes_test {
 namespace {
 
-using cuda_shim::Order;
 using testing_cuda::emulated;
 using testing_cuda::expect_same;
-
-constexpr Order kOrders[] = {Order::kForward, Order::kBackward, Order::kShuffled};
+using testing_cuda::kOrders;
 
 /// Levels of different sizes; previous counts are overwritten.
 std::vector<at::Tensor> counts_of(int64_t heads, int64_t levels) {

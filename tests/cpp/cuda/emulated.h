@@ -38,4 +38,15 @@ inline void expect_same(const at::Tensor& actual, const at::Tensor& expected) {
       << "in " << actual.ne(expected).sum().item<int64_t>() << " of " << actual.numel();
 }
 
+/// Orders of the threads in which every kernel must give the same bits.
+constexpr cuda_shim::Order kOrders[] = {cuda_shim::Order::kForward, cuda_shim::Order::kBackward,
+                                        cuda_shim::Order::kShuffled};
+
+/// The emulation of a call that returns a tensor has the bits of the CPU.
+template <typename Call>
+void expect_cpu_bits(const Call& call) {
+  const auto expected = call();
+  for (const auto order : kOrders) expect_same(emulated({.order = order}, call), expected);
+}
+
 }  // namespace torchvq::testing_cuda

@@ -18,19 +18,12 @@
 namespace torchvq::cuda_lookup_codes_test {
 namespace {
 
-using cuda_shim::Order;
 using testing_cuda::emulated;
+using testing_cuda::expect_cpu_bits;
 using testing_cuda::expect_same;
 
-constexpr Order kOrders[] = {Order::kForward, Order::kBackward, Order::kShuffled};
 constexpr auto kInfinity = std::numeric_limits<double>::infinity();
 constexpr auto kNaN = std::numeric_limits<double>::quiet_NaN();
-
-template <typename Call>
-void expect_cpu_bits(const Call& call) {
-  const auto expected = call();
-  for (const auto order : kOrders) expect_same(emulated({.order = order}, call), expected);
-}
 
 void expect_same_rows(const at::Tensor& codebook, const at::Tensor& indices) {
   // Compared as float64, which holds every value of the others: torch cannot compare 8-bit floats.

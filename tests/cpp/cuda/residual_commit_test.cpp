@@ -17,11 +17,10 @@
 namespace torchvq::cuda_residual_commit_test {
 namespace {
 
-using cuda_shim::Order;
 using testing_cuda::emulated;
 using testing_cuda::expect_same;
+using testing_cuda::kOrders;
 
-constexpr Order kOrders[] = {Order::kForward, Order::kBackward, Order::kShuffled};
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 

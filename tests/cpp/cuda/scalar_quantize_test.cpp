@@ -24,11 +24,10 @@
 namespace torchvq::cuda_scalar_quantize_test {
 namespace {
 
-using cuda_shim::Order;
 using testing_cuda::emulated;
 using testing_cuda::expect_same;
+using testing_cuda::kOrders;
 
-constexpr Order kOrders[] = {Order::kForward, Order::kBackward, Order::kShuffled};
 constexpr auto kInfinity = std::numeric_limits<double>::infinity();
 constexpr auto kNaN = std::numeric_limits<double>::quiet_NaN();
 const std::string kBounds[] = {"tanh", "clamp", "symmetric_tanh", "symmetric_clamp"};
