@@ -175,8 +175,9 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         """Whether the codes are set: False only between construction with k-means and the first training step.
 
         Set ``initted`` to False to repeat k-means: in place (``initted.fill_(False)``), or by assigning a tensor. Only
-        an assignment is seen on a GPU with a process group, and only a write outside compiled code; writes through
-        ``initted.data`` are not seen.
+        an assignment is seen on a GPU with a process group, and only a write outside compiled code, which sees it once
+        this property has been read outside; writes through ``initted.data`` are not seen. A first compiled step
+        without a real token leaves the codes as they were built, also for later ones.
         """
         if torch.compiler.is_compiling():
             # Compiled code cannot read the flag, and is guarded by the value that is known.
@@ -451,7 +452,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
     def set_codes(self, codes: Tensor) -> None:
         """Sets the codes and their averages, so that the next update keeps these codes."""
         with torch.no_grad():
-            self.embed.copy_(codes)
+            self.embed.copy_(codes.clone())  # a copy, because the codes may be a view of these
             if self.vqp_compat:
                 # The averages of the reference stay, and its next update undoes the assignment.
                 return
@@ -475,6 +476,10 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         self.forget_kept()
 
     # Casts, copies, checkpoints ----------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy reads its own flag: versions of other tensors say nothing about it.
+        return self.__dict__ | {"_initialised_flag": None}
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any

@@ -17,7 +17,7 @@ from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect
 from torchvq._base.ranks import group_of, ranks_of
 from torchvq._base.transforms import is_mapped
-from torchvq._base.wide_buffers import HALF
+from torchvq._base.wide_buffers import HALF, WideBuffers
 from torchvq._codebook.messages import agree_in_stack
 from torchvq._codebook.stats import CodebookStats, stats_of
 from torchvq._hierarchical import scales as _scales
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _ops = torch.ops.torchvq
 
 
-class HierarchicalVQ(nn.Module):
+class HierarchicalVQ(WideBuffers):
     """Residual quantization from coarse to fine: each scale quantizes an average of the residual of the coarser ones.
 
     The quantizer of VAR (Tian et al. 2024, arXiv:2404.02905). The tokens of scale n are averages over the cells of a
@@ -476,6 +476,14 @@ class HierarchicalVQ(nn.Module):
         self.register_buffer(
             "scale_counts", counts.new_zeros(self.num_levels, *counts.shape), persistent=False
         )
+
+    @property
+    def draws(self) -> bool:
+        """Whether a frozen forward draws random numbers."""
+        first = self.levels[0]
+        some_codes = first.has_codebook_orthogonal_loss and first.orthogonal_reg_max_codes
+        noisy = first.stochastic_sample_codes or first.directional_reparam
+        return bool(noisy or self.nested_dropout > 0 or some_codes)
 
     def counts_of_scales(self) -> list[Tensor]:
         """Tokens of each code in the last training forward of this rank, (1, K) for each scale."""

@@ -24,7 +24,9 @@ from torchvq._base.ranks import (
 )
 from torchvq._base.replay import StepRecords
 from torchvq._base.torch_private import outside_graphs
+from torchvq._base.wide_buffers import wide_dtype
 from torchvq._codebook.in_place import (
+    OptimizerInCheckpoint,
     accumulate_gradients,
     average_gradients,
     keep_optimizer_in_checkpoint,
@@ -39,7 +41,7 @@ from torchvq.outputs import QuantizeOutput
 _ops = torch.ops.torchvq
 
 
-class LatentQuantize(nn.Module):
+class LatentQuantize(OptimizerInCheckpoint, nn.Module):
     """Replaces every feature of a latent by the nearest of a few learnt values of that feature.
 
     Hsu et al. 2023, Disentanglement via Latent Quantization, arXiv:2305.18378. The gradient passes from output to input
@@ -124,7 +126,7 @@ class LatentQuantize(nn.Module):
         self.commitment_loss_weight = float(options["commitment_loss_weight"])
         self.quantization_loss_weight = float(options["quantization_loss_weight"])
         self.vqp_compat = vqp_compat_of(vqp_compat)
-        initial: list[Tensor] = _ops.latent_values(self.levels)
+        initial = [own.to(wide_dtype()) for own in _ops.latent_values(self.levels)]
         self.dim = dim
         self.num_codebooks = num_codebooks
         self.codebook_dim = len(self.levels)

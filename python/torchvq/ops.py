@@ -378,6 +378,7 @@ def nearest_code(
     topk: int | None = None,
     return_codes: bool = False,
     return_distances: bool = False,
+    mask: Tensor | None = None,
 ) -> NearestCodeOutput:
     """Finds the nearest code of every vector, exactly, with the same result on every machine.
 
@@ -394,6 +395,8 @@ def nearest_code(
         topk: Return the k nearest codes on a trailing axis, best first; None returns one, without the axis.
         return_codes: Whether to return the chosen rows of the codebook; otherwise ``codes`` is empty.
         return_distances: Whether to return the distances; otherwise ``distances`` is empty.
+        mask: bool, ``(H, N)``, or ``(N,)`` for two-dimensional x; True for real tokens. Padding may hold anything, gets
+            index -1, codes and distances of 0 and no gradient, and is not searched on the CPU.
 
     Returns:
         ``indices``, int64, of shape ``(H, N)`` (``(N,)`` for two-dimensional x), with topk ``(H, N,
@@ -418,5 +421,6 @@ def nearest_code(
             topk=topk,
             return_codes=return_codes,
             return_distances=return_distances,
+            mask=mask,
         )
     )

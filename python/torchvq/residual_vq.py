@@ -18,7 +18,11 @@ from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import make_projections, project
 from torchvq._base.ranks import ranks_of
 from torchvq._base.torch_private import is_mapped
-from torchvq._codebook.in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
+from torchvq._codebook.in_place import (
+    OptimizerInCheckpoint,
+    keep_optimizer_in_checkpoint,
+    step_in_place_optimizer,
+)
 from torchvq._codebook.messages import agree_in_stack
 from torchvq._codebook.stats import CodebookStats, read_stats
 from torchvq._residual.at_once import encode_at_once, encodes_at_once
@@ -37,7 +41,7 @@ from torchvq.vector_quantize import VectorQuantize
 _ops = torch.ops.torchvq
 
 
-class ResidualVQ(nn.Module):
+class ResidualVQ(OptimizerInCheckpoint, nn.Module):
     """Residual vector quantization: each level quantizes the residual of the levels before.
 
     SoundStream (Zeghidour et al. 2021, arXiv:2107.03312), RQ-VAE (Lee et al. 2022, arXiv:2203.01941). Every level

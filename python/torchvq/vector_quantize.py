@@ -18,7 +18,11 @@ from torchvq._base.projection import make_projections, project, projects_nothing
 from torchvq._base.ranks import group_name, ranks_of
 from torchvq._codebook import forward as _forward
 from torchvq._codebook.decoding import decode
-from torchvq._codebook.in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
+from torchvq._codebook.in_place import (
+    OptimizerInCheckpoint,
+    keep_optimizer_in_checkpoint,
+    step_in_place_optimizer,
+)
 from torchvq._codebook.request import Request, check_call
 from torchvq._codebook.stats import CodebookStats, keep_counts, read_stats
 from torchvq._codebook.vector_quantize_options import VectorQuantizeOptions
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
 _ops = torch.ops.torchvq
 
 
-class VectorQuantize(VectorQuantizeOptions):
+class VectorQuantize(OptimizerInCheckpoint, VectorQuantizeOptions):
     """Vector quantization of latents, with a codebook that learns by moving averages or by gradient.
 
     Replaces each latent by its nearest code (van den Oord et al. 2017, arXiv:1711.00937). The encoder gets its gradient

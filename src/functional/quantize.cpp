@@ -48,7 +48,7 @@ SearchedCodes chosen_codes(const at::Tensor& x, const at::Tensor& codebook,
 }
 
 SearchedCodes find_codes(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
-                         const QuantizeOptions& options) {
+                         const std::optional<at::Tensor>& mask, const QuantizeOptions& options) {
   if (const auto& chosen = options.chosen()) return chosen_codes(x, codebook, *chosen, options);
   const double temperature = options.temperature().value_or(0);
   const bool samples = temperature > 0;
@@ -60,9 +60,14 @@ SearchedCodes find_codes(const at::Tensor& x, const at::Tensor& codebook, const 
     return {indices, codes};
   }
   if (samples) return sampled_codes(x, codebook, rng, temperature, options);
-  const auto nearest = ops::nearest_code(
-      x, codebook,
-      ops::NearestCodeOptions().metric(options.metric()).topk(options.topk()).return_codes(true));
+  // The gradient of Gumbel softmax needs the codes of padding, too.
+  const bool leaves_out = mask && options.estimator() != "gumbel";
+  const auto nearest = ops::nearest_code(x, codebook,
+                                         ops::NearestCodeOptions()
+                                             .metric(options.metric())
+                                             .topk(options.topk())
+                                             .return_codes(true)
+                                             .mask(leaves_out ? mask : std::nullopt));
   return {nearest.indices, nearest.codes};
 }
 
@@ -112,7 +117,7 @@ QuantizeOutput quantize(const at::Tensor& x, const at::Tensor& codebook, const a
   detail::check_rank("quantize", "x", x, 3, "(H, T, D)");
   const auto wide = x.to(detail::compute_dtype(x));
   const auto inputs = options.metric() == "cosine" ? ops::unit_vectors(wide) : wide;
-  auto found = find_codes(wide, codebook, rng, options);
+  auto found = find_codes(wide, codebook, rng, mask, options);
 
   at::Tensor quantized;
   if (found.codes.dim() == 4) {

@@ -154,19 +154,21 @@ at::Tensor Stack::chosen_at_once() const {
   Tensors codebooks;
   for (const auto& codebook : arguments_.codebooks) codebooks.push_back(codebook.detach());
   const auto inputs = inputs_.detach();
+  OptionalTensor mask;
+  if (arguments_.mask) {
+    mask = split_mask(*arguments_.mask, options_.layout().heads(), options_.layout().separate());
+  }
   if (options_.beam() > 1) {
-    auto beam = ops::ResidualBeamSearchOptions().weights(options_.beam_weights());
-    if (arguments_.mask) {
-      beam.mask(
-          split_mask(*arguments_.mask, options_.layout().heads(), options_.layout().separate()));
-    }
+    auto beam = ops::ResidualBeamSearchOptions().weights(options_.beam_weights()).mask(mask);
     if (arguments_.depth) beam.depth(arguments_.depth->reshape(1));
     return beam_paths(inputs, codebooks, beam).clamp_min(0);
   }
   if (levels_have_gradients() || options_.search().temperature()) return {};
-  return ops::residual_encode(inputs, codebooks,
-                              ops::ResidualEncodeOptions().metric(options_.search().metric()))
-      .indices;
+  // The reference's losses take the codes of padding, too.
+  if (options_.losses().vqp_compat()) mask = std::nullopt;
+  auto encode = ops::ResidualEncodeOptions().metric(options_.search().metric()).mask(mask);
+  const auto indices = ops::residual_encode(inputs, codebooks, encode).indices;
+  return mask ? indices.clamp_min(0) : indices;
 }
 
 /// Whether the levels have chosen codes and only a commitment loss, and no gradient goes to the

@@ -62,12 +62,15 @@ SplitTokens split_input(const at::Tensor& x, const std::optional<at::Tensor>& ma
 }
 
 /// Whether search, estimator and commitment loss can be one autograd node: one codebook without
-/// heads and padding, an estimator that reaches only x, and no other loss.
+/// heads, an estimator that reaches only x, and no other loss.
 bool quantizes_plainly(const VectorQuantizeArguments& arguments,
                        const VectorQuantizeStepOptions& options) {
   const auto& [codebook, mask, targets, weight, affine, step_counts] = arguments;
-  if (mask || targets || codebook.dim() != 3 || codebook.sym_size(0) != 1) return false;
-  if (options.layout().heads() != 1) return false;
+  if (targets || codebook.dim() != 3 || codebook.sym_size(0) != 1) return false;
+  const auto& layout = options.layout();
+  if (layout.heads() != 1) return false;
+  // Padding that is handed on has a gradient, whatever the estimator.
+  if (mask && !layout.zeros_for_masked() && options.search().estimator() == "none") return false;
   const auto& losses = options.losses();
   if (!losses.training() || losses.commitment_weight() == 0 || losses.pulls_codes() ||
       losses.commitment_use_cross_entropy_loss() || losses.diversity_weight() != 0 ||
@@ -105,10 +108,15 @@ VectorQuantizeStep search_plainly(const at::Tensor& x, const VectorQuantizeArgum
   const auto& codebook = arguments.codebook;
   const bool moves = options.layout().channel_first();
   const auto rows = moves ? pack_tokens(x, true) : x;
-  auto found = ops::quantize_and_commit(rows, codebook, options.search().estimator());
+  std::optional<at::Tensor> mask;
+  if (arguments.mask) mask = split_mask(*arguments.mask, 1, false);
+  auto found = ops::quantize_and_commit(rows, codebook, options.search().estimator(), mask,
+                                        options.layout().zeros_for_masked());
   VectorQuantizeStep step;
-  const auto tokens = split_heads(pack_tokens(rows.detach()), 1, false);
-  step.searched = {tokens.to(found.codes.scalar_type()), codebook, std::nullopt, found.codes,
+  auto packed = pack_tokens(rows.detach());
+  if (mask) packed = fill_masked(packed, *arguments.mask);
+  const auto tokens = split_heads(packed, 1, false);
+  step.searched = {tokens.to(found.codes.scalar_type()), codebook, mask, found.codes,
                    found.indices.reshape_symint(tokens.sym_sizes().slice(0, 2))};
   const auto zero = found.commitment.new_zeros({});
   step.terms = {std::move(found.commitment), zero, zero};
@@ -167,6 +175,7 @@ void finish_step_(at::TensorList step_counts, at::TensorList indices, at::Tensor
       // Steps that keep their statistics count a token for each code, also of dropped levels.
       ops::advance_rng_(rng[i], depth ? counts[i].mul(used()) : counts[i]);
     } else if (!alone) {
+      // A rank does not know whether others have tokens, so a step without any counts.
       ops::advance_rng_(rng[i], depth ? std::optional(used()) : std::nullopt);
     } else if (indices[i].sym_size(1) > 0) {
       ops::advance_rng_(rng[i], masks.empty() ? std::nullopt : std::optional(masks[i]));

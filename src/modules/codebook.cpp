@@ -352,7 +352,7 @@ void CodebookImpl::update_ema() {
 
 void CodebookImpl::set_codes(const torch::Tensor& codes) {
   at::NoGradGuard no_grad;
-  embed.copy_(codes);
+  embed.copy_(codes.clone());  // a copy, because the codes may be a view of these
   // In the reference the averages do not change, and the next update undoes the assignment.
   if (options.vqp_compat()) return;
   embed_avg.copy_(embed);

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <torchvq/functional/average_gradients.h>
 #include <torchvq/functional/quantize.h>
@@ -30,11 +31,16 @@ void average_gradients(const std::vector<at::Tensor>& learned, const at::Tensor&
   }
 }
 
+at::Tensor target_of(const at::Tensor& tokens) {
+  return tokens.is_inference() ? tokens.clone() : tokens.detach();
+}
+
 at::Tensor in_place_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
                          const at::Tensor& codebook, const std::optional<at::Tensor>& mask,
                          const distributed::Ranks& ranks) {
+  const c10::InferenceMode no_inference(false);
   at::AutoGradMode enable_grad(true);
-  const auto target = projected.detach();
+  const auto target = target_of(projected);
   const auto found = F::quantize(target, codebook, vq.codebook_state->rng, std::nullopt,
                                  F::QuantizeOptions().estimator("none"));
   const auto loss = ops::commitment_loss(found.inputs, found.codes, mask);

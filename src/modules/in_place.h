@@ -11,6 +11,9 @@ namespace torchvq::detail {
 
 /// Computes the gradient of a mean over the tokens (H, T, D) of all ranks from the gradients
 /// of the means of each rank.
+/// The target of a step of a module's own optimizer. Inference tensors are cloned: backward cannot save them.
+at::Tensor target_of(const at::Tensor& tokens);
+
 void average_gradients(const std::vector<at::Tensor>& learned, const at::Tensor& tokens,
                        const std::optional<at::Tensor>& mask, const distributed::Ranks& ranks);
 

@@ -63,7 +63,11 @@ void LatentQuantizeImpl::reset() {
     project_in = register_module("project_in", torch::nn::Linear(options.dim(), inner));
     project_out = register_module("project_out", torch::nn::Linear(inner, options.dim()));
   }
-  const auto initial = F::latent_values(options.levels());
+  auto initial = F::latent_values(options.levels());
+  const auto dtype = torch::get_default_dtype_as_scalartype();
+  if (dtype == at::kDouble) {
+    for (auto& own : initial) own = own.to(dtype);
+  }
   if (!options.optimize_values()) {
     fixed_ = initial;
     return;
@@ -160,8 +164,9 @@ std::vector<torch::Tensor> LatentQuantizeImpl::values_of_step(const torch::Tenso
     ranks.group_name = distributed::default_group();
     ranks.label = kLatentQuantize;
     if (!ranks.alone()) handshake(latents, ranks);
+    const c10::InferenceMode no_inference(false);
     at::AutoGradMode enable_grad(true);
-    const auto target = latents.detach();
+    const auto target = detail::target_of(latents);
     F::latent_quantize(target, own, /*commitment=*/0, /*quantization=*/1, mask).loss.backward();
     const auto dim = static_cast<int64_t>(options.levels().size());
     const auto rows = target.reshape({1, -1, dim});

@@ -149,8 +149,17 @@ Counts learn_scales(const std::vector<Scale>& scales,
 }
 
 /// Counts the use of codes, for stats(), and advances the step.
+/// Whether frozen scales draw random numbers.
+bool draws(const HierarchicalVQImpl& hvq) {
+  const auto& vq = hvq.get_vq(0).options;
+  return hvq.options.nested_dropout() > 0 || vq.stochastic_sample_codes() ||
+         vq.directional_reparam() ||
+         (vq.orthogonal_reg_weight() > 0 && vq.orthogonal_reg_max_codes());
+}
+
 void finish_scales(HierarchicalVQImpl& hvq, const std::vector<Scale>& scales, const Counts& counts,
-                   const distributed::Ranks& ranks) {
+                   const ScaleRequest& request) {
+  const auto& ranks = request.ranks;
   std::vector<at::Tensor> uses, indices, rng, masks;
   for (int64_t index = 0; index < hvq.num_levels(); ++index) {
     // New tensors, so that a copy of the module keeps its own.
@@ -162,6 +171,7 @@ void finish_scales(HierarchicalVQImpl& hvq, const std::vector<Scale>& scales, co
     if (searched.mask) masks.push_back(*searched.mask);
     if (rng.empty() || !hvq.options.shared_codebook()) rng.push_back(scale.vq->codebook_state->rng);
   }
+  if (request.frozen && !draws(hvq)) rng.clear();
   F::finish_step_(uses, indices, rng, counts, masks, ranks.alone());
   hvq.step_counts = std::move(uses);
   for (size_t index = 0; index < hvq.vqs.size(); ++index) {
@@ -181,7 +191,7 @@ at::Tensor mean_loss(const HierarchicalVQImpl& hvq, const std::vector<at::Tensor
   // DDP waits for a gradient of every parameter, so those of dropped scales get zero.
   for (int64_t index = depth; index < hvq.num_levels(); ++index) {
     for (const auto& weight : hvq.choose_phi(index)->parameters()) {
-      loss = loss.add(weight.flatten().slice(0, 0, 0).sum());
+      loss = loss.add(weight.flatten().slice(0, 0, 0).sum().to(loss.scalar_type()));
     }
   }
   return loss;
@@ -217,7 +227,7 @@ ScaleWalk walk_scales(HierarchicalVQImpl& hvq, const at::Tensor& maps,
     counts = learn_scales(scales, quantizers, request);
     for (const auto& scale : scales) losses.push_back(loss_of(scale));
   }
-  if (hvq.is_training()) finish_scales(hvq, scales, counts, request.ranks);
+  if (hvq.is_training()) finish_scales(hvq, scales, counts, request);
   ScaleWalk done{output, {}, mean_loss(hvq, losses, request.depth)};
   for (const auto& scale : scales) done.indices.push_back(scale.result.searched.indices);
   return done;

@@ -1,6 +1,7 @@
 #include <torchvq/ops/nearest_code.h>
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/from_blob.h>
 #include <torch/library.h>
 
 #include "detail/checks.h"
@@ -54,10 +55,20 @@ void check_bias(const at::Tensor& x, const at::Tensor& codebook, const at::Tenso
   }
 }
 
+void check_tokens_mask(const at::Tensor& x, const at::Tensor& mask) {
+  check_dtype(kNearestCode, "mask", mask, at::kBool);
+  const auto shape = x.sym_sizes().slice(0, static_cast<size_t>(x.dim() - 1));
+  TORCH_CHECK_VALUE(mask.sym_sizes() == shape, kNearestCode,
+                    ": expected mask to have one value per token of x, shape ", shape, ", but got ",
+                    mask.sym_sizes());
+  check_same_device(kNearestCode, "x", x, "mask", mask);
+}
+
 }  // namespace
 
 void check_nearest_code(const at::Tensor& x, const at::Tensor& codebook, std::string_view metric,
-                        const std::optional<at::Tensor>& bias, std::optional<int64_t> topk) {
+                        const std::optional<at::Tensor>& bias, std::optional<int64_t> topk,
+                        const std::optional<at::Tensor>& mask) {
   check_floating(kNearestCode, "x", x);
   check_floating(kNearestCode, "codebook", codebook);
   check_codebook(x, codebook);
@@ -71,6 +82,19 @@ void check_nearest_code(const at::Tensor& x, const at::Tensor& codebook, std::st
                     codebook.sym_sizes());
   if (bias) check_bias(x, codebook, *bias);
   check_topk(kNearestCode, topk, codebook);
+  if (mask) check_tokens_mask(x, *mask);
+}
+
+void fill_padding_of(NearestCodeTensors& found, const std::optional<at::Tensor>& mask,
+                     std::optional<int64_t> topk) {
+  if (!mask) return;
+  auto& [indices, codes, distances] = found;
+  const auto padding = topk ? mask->logical_not().unsqueeze(-1) : mask->logical_not();
+  indices.masked_fill_(padding, -1);
+  if (codes.dim() > indices.dim()) codes.masked_fill_(padding.unsqueeze(-1), 0);
+  if (distances.dim() == indices.dim() && distances.numel() == indices.numel()) {
+    distances.masked_fill_(padding, 0);
+  }
 }
 
 at::ScalarType nearest_code_dtype(const at::Tensor& x, const at::Tensor& codebook) {
@@ -92,8 +116,9 @@ std::vector<int64_t> nearest_code_sizes(const at::Tensor& x, std::optional<int64
 NearestCodeProblem::NearestCodeProblem(const at::Tensor& x_, const at::Tensor& codebook_,
                                        std::string_view metric,
                                        const std::optional<at::Tensor>& bias_,
-                                       std::optional<int64_t> topk) {
-  check_nearest_code(x_, codebook_, metric, bias_, topk);
+                                       std::optional<int64_t> topk,
+                                       const std::optional<at::Tensor>& mask_) {
+  check_nearest_code(x_, codebook_, metric, bias_, topk, mask_);
   // Members are set after the check. NOLINTBEGIN(cppcoreguidelines-prefer-member-initializer)
   dtype = nearest_code_dtype(x_, codebook_);
   cosine = metric == "cosine";
@@ -107,6 +132,7 @@ NearestCodeProblem::NearestCodeProblem(const at::Tensor& x_, const at::Tensor& c
   heads = shared || x_.dim() == 2 ? 1 : x_.size(0);
   tokens = shared ? x_.numel() / dim : x_.size(-2);
   x = x_.to(dtype).reshape({heads, tokens, dim}).contiguous();
+  if (mask_) mask = mask_->reshape({heads, tokens}).contiguous();
 }
 
 at::Tensor NearestCodeProblem::head_codebook(int64_t head) const {
@@ -117,6 +143,19 @@ at::Tensor NearestCodeProblem::head_bias(int64_t head) const {
   return bias.defined() ? bias.select(0, bias.size(0) == 1 ? 0 : head) : bias;
 }
 
+NearestCodeProblem NearestCodeProblem::of_rows(int64_t head, std::vector<int64_t>& rows) const {
+  auto own = *this;
+  const auto count = static_cast<int64_t>(rows.size());
+  const auto places = at::from_blob(rows.data(), {count}, at::kLong);
+  own.x = x.select(0, head).index_select(0, places).unsqueeze(0);
+  own.codebook = head_codebook(head).unsqueeze(0);
+  if (bias.defined()) own.bias = head_bias(head).unsqueeze(0);
+  own.mask = at::Tensor();
+  own.heads = 1;
+  own.tokens = count;
+  return own;
+}
+
 }  // namespace detail
 
 namespace ops {
@@ -125,11 +164,12 @@ NearestCodeOutput nearest_code(const at::Tensor& x, const at::Tensor& codebook,
                                const NearestCodeOptions& options) {
   using Signature = detail::NearestCodeTensors(const at::Tensor&, const at::Tensor&,
                                                std::string_view, const std::optional<at::Tensor>&,
-                                               std::optional<int64_t>, bool, bool);
+                                               std::optional<int64_t>, bool, bool,
+                                               const std::optional<at::Tensor>&);
   static auto op = detail::op_handle<Signature>("torchvq::nearest_code");
   auto [indices, codes, distances] =
       op.call(x, codebook, options.metric(), options.bias(), options.topk(), options.return_codes(),
-              options.return_distances());
+              options.return_distances(), options.mask());
   return {std::move(indices), std::move(codes), std::move(distances)};
 }
 
@@ -141,7 +181,7 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "nearest_code(Tensor x, Tensor codebook, *, str metric=\"euclidean\", Tensor? bias=None, "
       "int? topk=None, "
-      "bool return_codes=False, bool return_distances=False) -> (Tensor indices, Tensor codes, "
-      "Tensor distances)",
+      "bool return_codes=False, bool return_distances=False, Tensor? mask=None) -> (Tensor indices, "
+      "Tensor codes, Tensor distances)",
       torchvq::detail::searches());
 }

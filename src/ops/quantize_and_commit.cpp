@@ -22,10 +22,26 @@ void check_tokens_to_commit(const char* op, const at::Tensor& x) {
                     x.sym_sizes());
 }
 
+c10::SymInt rows_of(const at::Tensor& x) {
+  c10::SymInt rows = 1;
+  for (const auto& size : x.sym_sizes().slice(0, static_cast<size_t>(x.dim() - 1))) rows *= size;
+  return rows;
+}
+
+void check_mask_of_rows(const char* op, const std::optional<at::Tensor>& mask,
+                        const at::Tensor& x) {
+  if (!mask) return;
+  check_dtype(op, "mask", *mask, at::kBool);
+  check_rank(op, "mask", *mask, 2, "(1, N)");
+  check_size(op, "mask", *mask, 0, 1, "codebooks");
+  check_size(op, "mask", *mask, 1, rows_of(x), "tokens of x");
+  check_same_device(op, "x", x, "mask", *mask);
+}
+
 }  // namespace
 
 void check_quantize_and_commit(const at::Tensor& x, const at::Tensor& codebook,
-                               std::string_view estimator) {
+                               std::string_view estimator, const std::optional<at::Tensor>& mask) {
   constexpr auto op = "quantize_and_commit";
   check_tokens_to_commit(op, x);
   check_floating(op, "codebook", codebook);
@@ -37,11 +53,13 @@ void check_quantize_and_commit(const at::Tensor& x, const at::Tensor& codebook,
   TORCH_CHECK_VALUE(
       estimator == "straight_through" || estimator == "rotation_trick" || estimator == "none", op,
       ": expected estimator to be straight_through, rotation_trick or none, but got ", estimator);
+  check_mask_of_rows(op, mask, x);
 }
 
 void check_quantize_and_commit_backward(const at::Tensor& grad_quantized,
                                         const at::Tensor& grad_commitment, const at::Tensor& x,
-                                        const at::Tensor& codes) {
+                                        const at::Tensor& codes,
+                                        const std::optional<at::Tensor>& mask) {
   constexpr auto op = "quantize_and_commit_backward";
   check_floating(op, "grad_quantized", grad_quantized);
   check_floating(op, "grad_commitment", grad_commitment);
@@ -63,12 +81,16 @@ void check_quantize_and_commit_backward(const at::Tensor& grad_quantized,
                    op, ": expected codes and grad_commitment to be ", compute_dtype(x),
                    " as the arithmetic of x, but got ", codes.scalar_type(), " and ",
                    grad_commitment.scalar_type());
+  check_mask_of_rows(op, mask, x);
 }
 
 at::Tensor wide_rows(const at::Tensor& x) {
-  c10::SymInt rows = 1;
-  for (const auto& size : x.sym_sizes().slice(0, x.dim() - 1)) rows *= size;
-  return x.reshape_symint({1, rows, x.sym_size(-1)}).to(compute_dtype(x));
+  return x.reshape_symint({1, rows_of(x), x.sym_size(-1)}).to(compute_dtype(x));
+}
+
+at::Tensor tokens_without_padding(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
+  const auto rows = wide_rows(x);
+  return mask ? rows.masked_fill(mask->logical_not().unsqueeze(-1), 0) : rows;
 }
 
 }  // namespace detail
@@ -76,22 +98,28 @@ at::Tensor wide_rows(const at::Tensor& x) {
 namespace ops {
 
 QuantizedAndCommitted quantize_and_commit(const at::Tensor& x, const at::Tensor& codebook,
-                                          std::string_view estimator) {
+                                          std::string_view estimator,
+                                          const std::optional<at::Tensor>& mask,
+                                          bool zeros_for_masked) {
   using Result = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-  static auto op =
-      detail::op_handle<Result(const at::Tensor&, const at::Tensor&, std::string_view)>(
-          "torchvq::quantize_and_commit");
-  auto [quantized, indices, codes, commitment] = op.call(x, codebook, estimator);
+  using Signature = Result(const at::Tensor&, const at::Tensor&, std::string_view,
+                           const std::optional<at::Tensor>&, bool);
+  static auto op = detail::op_handle<Signature>("torchvq::quantize_and_commit");
+  auto [quantized, indices, codes, commitment] =
+      op.call(x, codebook, estimator, mask, zeros_for_masked);
   return {std::move(quantized), std::move(indices), std::move(codes), std::move(commitment)};
 }
 
 at::Tensor quantize_and_commit_backward(const at::Tensor& grad_quantized,
                                         const at::Tensor& grad_commitment, const at::Tensor& x,
-                                        const at::Tensor& codes, bool rotates) {
+                                        const at::Tensor& codes, bool rotates,
+                                        const std::optional<at::Tensor>& mask,
+                                        bool zeros_for_masked) {
   using Signature =
-      at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, bool);
+      at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, bool,
+                 const std::optional<at::Tensor>&, bool);
   static auto op = detail::op_handle<Signature>("torchvq::quantize_and_commit_backward");
-  return op.call(grad_quantized, grad_commitment, x, codes, rotates);
+  return op.call(grad_quantized, grad_commitment, x, codes, rotates, mask, zeros_for_masked);
 }
 
 }  // namespace ops
@@ -100,10 +128,10 @@ at::Tensor quantize_and_commit_backward(const at::Tensor& grad_quantized,
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
-      "quantize_and_commit(Tensor x, Tensor codebook, *, str estimator='rotation_trick') "
-      "-> (Tensor quantized, Tensor indices, Tensor codes, Tensor commitment)",
+      "quantize_and_commit(Tensor x, Tensor codebook, *, str estimator='rotation_trick', "
+      "Tensor? mask=None, bool zeros_for_masked=True) -> (Tensor quantized, Tensor indices, Tensor codes, Tensor commitment)",
       torchvq::detail::searches());
   m.def(
       "quantize_and_commit_backward(Tensor grad_quantized, Tensor grad_commitment, Tensor x, "
-      "Tensor codes, *, bool rotates) -> Tensor");
+      "Tensor codes, *, bool rotates, Tensor? mask=None, bool zeros_for_masked=True) -> Tensor");
 }

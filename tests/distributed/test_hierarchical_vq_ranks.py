@@ -98,3 +98,17 @@ def test_one_exchange_for_all_scales(two: Ranks) -> None:
         # After the first step, which initialises the codes.
         assert steps[2] == steps[3] <= 2, steps
     assert two.run(train, "own", 2)[0]["sent"][2] == two.run(train, "plain", 2)[0]["sent"][2]
+
+
+def frozen_alone(rank: int) -> dict[str, Any]:
+    module = build(rank, "plain")
+    module(batch(0))
+    if rank == 0:
+        module(batch(1), freeze_codebook=True)
+    module(batch(2))
+    return {name: value.clone() for name, value in module.state_dict().items() if "phi" not in name}
+
+
+def test_one_rank_may_make_frozen_forwards_that_draw_nothing(two: Ranks) -> None:
+    one, other = two.run(frozen_alone)
+    assert all(torch.equal(value, other[name]) for name, value in one.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,19 @@ def mine(rank: int | None, parts: list[Tensor]) -> Tensor:
 
 
 def step_by_step(
-    rank: int | None, size: int, case: str, steps: int, options: dict[str, Any], scale: float = 1.0
+    rank: int | None,
+    size: int,
+    case: str,
+    steps: int,
+    options: dict[str, Any],
+    scale: float = 1.0,
+    dtype: torch.dtype = torch.float32,
 ) -> list[State]:
     module = build(case, 100 + (rank or 0), **options)
     states = []
     for step in range(steps):
         x, mask = batch(step, shares_of(step, size))
-        module(scale * mine(rank, x), mask=mine(rank, mask))
+        module(scale * mine(rank, x).to(dtype), mask=mine(rank, mask))
         states.append(state_of(module))
     return states
 
@@ -74,6 +81,17 @@ def test_tokens_that_outgrow_the_codes(ranks: Ranks, scale: float) -> None:
     arguments = (ranks.size, "default", 2 * EVERY)
     expected = step_by_step(None, *arguments, options | ALONE, scale)
     for states in ranks.run(step_by_step, *arguments, options, scale):
+        for step, (state, right) in enumerate(zip(states, expected, strict=True)):
+            assert_equal(state, right, step)
+
+
+def test_tokens_of_float64_replace_the_same_codes(ranks: Ranks) -> None:
+    """They are kept in float32, in which the tokens of all ranks are compared."""
+    arguments = (ranks.size, "dead_codes", 4 * EVERY, DEAD | {"sync_every": EVERY})
+    wide = (math.pi, torch.float64)  # numbers that float32 does not hold
+    case, options = arguments[:3], arguments[3]
+    expected = step_by_step(None, *case, options | ALONE, *wide)
+    for states in ranks.run(step_by_step, *arguments, *wide):
         for step, (state, right) in enumerate(zip(states, expected, strict=True)):
             assert_equal(state, right, step)
 

@@ -57,6 +57,16 @@ def collapsed(n, k, d, g):
     return x, c
 
 
+def repeated(n, k, d, g):
+    """Few different rows, as padding and silence are, among others; most codes are closer than a product tells."""
+    x, c = normal(n, k, d, g)
+    x[::2] = 0.0
+    x[1::4] = x[:1] + 1e-3
+    c[1:] *= 1e-6
+    c[0] *= 1e3
+    return x, c
+
+
 def scaled(scale: float):
     def rows(n, k, d, g):
         x, c = normal(n, k, d, g)
@@ -100,6 +110,7 @@ KINDS = {
     "midpoints": midpoints,
     "duplicates": duplicates,
     "collapsed": collapsed,
+    "repeated": repeated,
     "subnormal": scaled(1e-39),
     "tiny": scaled(1e-22),
     "huge": scaled(1e30),

@@ -171,5 +171,4 @@ def test_float64_as_default_stays(name: str) -> None:
         module = _build(name)
         _train(module, _input(name, torch.float64))
     buffers = [b for b in module.buffers() if b.is_floating_point()]
-    own_precision = MODULES[name][0] == "LatentQuantize"
-    assert own_precision or all(b.dtype == torch.float64 for b in buffers)
+    assert all(tensor.dtype == torch.float64 for tensor in [*buffers, *module.parameters()])

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from hierarchical_vq_cases import DIM, build, data, half_mask
 from torch.utils.checkpoint import checkpoint
 
@@ -103,3 +104,45 @@ def test_compiled_is_eager(options, masked):
             assert torch.equal(module.state_dict()[name], value), name
         for a, b in zip(module.parameters(), eager.parameters(), strict=True):
             assert_close_to_rounding(a.grad, b.grad)
+
+
+# Its convolutions as modules ------------------------------------------------------------------------------------------
+
+
+def test_a_pruned_checkpoint_is_what_was_pruned():
+    original, resumed = build().train(), build().train()
+    for module in (original, resumed):
+        for number, part in enumerate(module.modules()):
+            if isinstance(part, torch.nn.Conv1d):
+                torch.nn.init.normal_(part.weight, generator=torch.Generator().manual_seed(number))
+                torch.nn.utils.prune.random_unstructured(part, "weight", 0.5)
+    resumed.load_state_dict(copy.deepcopy(original.state_dict()))
+    x = data(2, DIM, 6)
+    assert torch.equal(original.eval()(x).quantized, resumed.eval()(x).quantized)
+    for _ in range(2):  # a second step finds no freed graph
+        found = resumed.train()(x.requires_grad_())
+        (found.quantized.square().sum() + found.loss).backward()
+
+
+def test_hooks_of_the_convolutions_see_and_change_their_maps():
+    module = build().eval()
+    x = data(2, DIM, 6)
+    expected = module(x).quantized
+    seen = []
+    convolutions = [part for part in module.modules() if isinstance(part, torch.nn.Conv1d)]
+    hooks = [own.register_forward_hook(lambda *_: seen.append(1)) for own in convolutions]
+    assert_close_to_rounding(module(x).quantized, expected)
+    assert len(seen) >= len(convolutions)
+    for hook in hooks:
+        hook.remove()
+    convolutions[0].register_forward_hook(lambda _conv, _x, output: output * 0)
+    assert not torch.allclose(module(x).quantized, expected)
+
+
+@pytest.mark.parametrize("options", [{}, dict(nested_dropout=0.5)], ids=str)
+def test_a_frozen_forward_that_draws_nothing_leaves_the_generators(options):
+    module = build(**options).train()
+    before = {name: own.clone() for name, own in module.state_dict().items()}
+    module(data(2, DIM, 6), freeze_codebook=True)
+    moved = [name for name, own in module.state_dict().items() if not torch.equal(own, before[name])]
+    assert bool(moved) == bool(options) and all(name.endswith("rng") for name in moved)

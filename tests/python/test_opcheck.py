@@ -150,6 +150,8 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "advance_rng_": ((rng(), MASK), {}),
     "quantize_and_commit": ((X, CODEBOOK[:1]), {}),
     "quantize_and_commit straight": ((X, CODEBOOK[:1]), dict(estimator="straight_through")),
+    "quantize_and_commit mask": ((X, CODEBOOK[:1]), dict(mask=MASK.reshape(1, -1))),
+    "nearest_code mask": ((X, CODEBOOK), dict(mask=MASK, return_codes=True)),
     "commitment_loss_backward": ((torch.tensor(0.3), X, X * 2), dict(mask=MASK)),
     "quantize_and_commit_backward": (
         (X * 2, torch.tensor(0.5), X, X.reshape(1, -1, X.shape[-1]) + 1),

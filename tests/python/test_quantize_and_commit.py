@@ -97,6 +97,123 @@ def test_each_result_has_its_gradient_alone(of, estimator):
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
+def masked_parts(x, codebook, mask, zeros, estimator):
+    """The same by its parts, in which padding is cut off before and put back behind."""
+    real, rows = mask[0], x.reshape(-1, x.shape[-1])
+    quantized, indices, codes, commitment = parts(rows[real], codebook, estimator)
+    places = real.nonzero().squeeze(-1)
+    padding = torch.zeros_like(rows) if zeros else rows.masked_fill(real.unsqueeze(-1), 0)
+    return (
+        padding.index_copy(0, places, quantized).reshape(x.shape),
+        torch.full(real.shape, -1).index_copy(0, places, indices).reshape(x.shape[:-1]),
+        codes.new_zeros(1, *rows.shape).index_copy(1, places, codes),
+        commitment,
+    )
+
+
+MASKED_SHAPES = [shape for shape in SHAPES if torch.Size(shape).numel() > 5]
+
+
+def random_mask(x):
+    generator = torch.Generator().manual_seed(3)
+    return torch.rand(1, x[..., 0].numel(), generator=generator) > 0.3
+
+
+@pytest.mark.parametrize("of", ["both", "quantized", "commitment"])
+@pytest.mark.parametrize("zeros", [True, False])
+@pytest.mark.parametrize("estimator", ESTIMATORS[:2])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", MASKED_SHAPES, ids=str)
+def test_padding_takes_no_part(shape, dtype, estimator, zeros, of):
+    x, codebook = tokens_and_codes(shape, dtype)
+    mask = random_mask(x)
+    found = []
+    for function in (
+        lambda x: ops.quantize_and_commit(
+            x, codebook, estimator=estimator, mask=mask, zeros_for_masked=zeros
+        ),
+        lambda x: masked_parts(x, codebook, mask, zeros, estimator),
+    ):
+        leaf = x.clone().requires_grad_()
+        result = function(leaf)
+        loss = result[3] * 3 if of != "quantized" else 0
+        if of != "commitment":
+            loss = loss + (result[0].float() * torch.arange(x.shape[-1])).sum()
+        loss.backward()
+        found.append((*result, leaf.grad))
+    for own, their in zip(*found, strict=True):
+        assert own.dtype == their.dtype
+        # The mean adds blocks of tokens, which begin elsewhere without padding.
+        rtol = 0 if own.dtype == torch.int64 else 1e-6
+        rtol = 1e-2 if dtype in (torch.float16, torch.bfloat16) and own.dtype == dtype else rtol
+        torch.testing.assert_close(own, their, rtol=rtol, atol=1e-6)
+    assert torch.equal(found[0][1], found[1][1]) and torch.equal(found[0][2], found[1][2])
+
+
+@pytest.mark.parametrize("zeros", [True, False])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_padding_may_hold_anything(estimator, zeros):
+    x, codebook = tokens_and_codes((2, 9, 5))
+    mask = random_mask(x)
+    absent = ~mask.reshape(2, 9, 1)
+    found = []
+    for filling in (0.0, float("nan"), float("inf")):
+        leaf = x.masked_fill(absent, filling).requires_grad_()
+        result = ops.quantize_and_commit(
+            leaf, codebook, estimator=estimator, mask=mask, zeros_for_masked=zeros
+        )
+        loss = result[3]
+        if result[0].requires_grad:
+            loss = loss + result[0].masked_fill(absent, 0).sum()
+        loss.backward()
+        found.append((result[0].masked_fill(absent, 0), *result[1:], leaf.grad))
+        assert leaf.grad.masked_select(absent).eq(0).all()
+    for other in found[1:]:
+        for own, their in zip(found[0], other, strict=True):
+            assert torch.equal(own, their)
+
+
+def test_without_a_real_token_the_loss_is_zero():
+    x, codebook = tokens_and_codes((2, 9, 5))
+    leaf = x.clone().requires_grad_()
+    quantized, indices, codes, commitment = ops.quantize_and_commit(
+        leaf, codebook, mask=torch.zeros(1, 18, dtype=torch.bool)
+    )
+    (quantized.sum() + commitment).backward()
+    assert commitment == 0 and leaf.grad.eq(0).all()
+    assert indices.eq(-1).all() and codes.eq(0).all() and quantized.eq(0).all()
+
+
+def test_the_masked_gradient_is_that_of_finite_differences():
+    x, codebook = tokens_and_codes((2, 4, 3), torch.float64)
+    wide, mask = codebook.double(), random_mask(x)
+
+    def loss(x):
+        return ops.quantize_and_commit(x, wide, estimator="straight_through", mask=mask)[3]
+
+    assert torch.autograd.gradcheck(loss, x.requires_grad_())
+    assert torch.autograd.gradgradcheck(loss, x)
+
+
+@pytest.mark.parametrize("zeros", [True, False])
+@pytest.mark.parametrize("rotates", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_masked_backward_has_one_meaning(dtype, rotates, zeros):
+    (grad, weight, x, codes), _ = gradients_and_parts(dtype, rotates, dim=70)
+    mask = random_mask(x)
+    x = x.masked_fill(~mask.reshape(3, 20, 1), float("nan"))
+    found = [
+        path(grad, weight, x, codes, rotates=rotates, mask=mask, zeros_for_masked=zeros)
+        for path in BACKWARD.values()
+    ]
+    tolerance = {torch.float16: 1e-2, torch.bfloat16: 1e-1}.get(dtype, 1e-6)
+    torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)
+    at_padding = found[0].reshape(60, 70)[~mask[0]]
+    assert torch.equal(
+        at_padding, torch.zeros_like(at_padding) if zeros else grad.reshape(60, 70)[~mask[0]]
+    )
+
+
 def gradients_and_parts(dtype, rotates, dim=13):
     """Arguments of the backward for tokens of a dtype, and its result by formula in float64."""
     generator = torch.Generator().manual_seed(dim)
@@ -158,6 +275,7 @@ def test_the_backward_is_the_sum_of_those_of_its_parts(rotates):
         (dict(codes=torch.zeros(2, 5)), ValueError, r"codes .*\(1, N, D\)"),
         (dict(codes=torch.zeros(1, 3, 5)), ValueError, "those of the tokens"),
         (dict(codes=torch.zeros(1, 2, 5).double()), TypeError, "codes and grad_commitment"),
+        (dict(mask=torch.ones(1, 3).bool()), ValueError, "expected mask"),
     ],
     ids=str,
 )
@@ -230,6 +348,9 @@ def test_strides_do_not_matter():
         (dict(codebook=torch.zeros(2, 11, 5)), ValueError, "one codebook"),
         (dict(codebook=torch.zeros(1, 11, 5).long()), TypeError, "expected codebook"),
         (dict(estimator="gumbel"), ValueError, "expected estimator"),
+        (dict(mask=torch.ones(1, 2)), TypeError, "expected mask"),
+        (dict(mask=torch.ones(2).bool()), ValueError, r"mask .*\(1, N\)"),
+        (dict(mask=torch.ones(1, 3).bool()), ValueError, "expected mask"),
     ],
     ids=str,
 )
@@ -237,9 +358,7 @@ def test_bad_arguments_are_refused(change, error, message):
     arguments = dict(x=torch.zeros(2, 5), codebook=torch.zeros(1, 11, 5), estimator="none")
     arguments |= change
     with pytest.raises(error, match=f"quantize_and_commit: .*{message}"):
-        ops.quantize_and_commit(
-            arguments["x"], arguments["codebook"], estimator=arguments["estimator"]
-        )
+        ops.quantize_and_commit(**arguments)
 
 
 def test_compiled_is_eager():

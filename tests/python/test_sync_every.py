@@ -146,7 +146,7 @@ def test_stacks_take_the_option(kind: type[nn.Module]) -> None:
 # State ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["state_dict", "deepcopy", "pickle", "meta"])
+@pytest.mark.parametrize("how", ["state_dict", "own state_dict", "deepcopy", "pickle", "meta"])
 def test_it_goes_on_in_the_middle(how: str) -> None:
     options = dict(sync_every=EVERY, threshold_ema_dead_code=1)
     original = build(**options)
@@ -155,6 +155,9 @@ def test_it_goes_on_in_the_middle(how: str) -> None:
         resumed = deepcopy(original)
     elif how == "pickle":
         resumed = pickle.loads(pickle.dumps(original))
+    elif how == "own state_dict":  # as torch.distributed.checkpoint loads
+        resumed = deepcopy(original)
+        resumed.load_state_dict(resumed.state_dict())
     elif how == "meta":
         with torch.device("meta"):
             resumed = build(**options)

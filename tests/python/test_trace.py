@@ -22,6 +22,27 @@ MODULES = {
         lambda: torchvq.ResidualVQ(dim=8, codebook_size=16, num_quantizers=3),
         (2, 9, 8),
     ),
+    "ResidualVQ projected": (
+        lambda: torchvq.ResidualVQ(dim=8, codebook_size=16, num_quantizers=3, codebook_dim=4),
+        (2, 9, 8),
+    ),
+    "ResidualVQ heads": (
+        lambda: torchvq.ResidualVQ(
+            dim=8,
+            codebook_size=16,
+            num_quantizers=2,
+            heads=2,
+            codebook_dim=3,
+            separate_codebook_per_head=True,
+        ),
+        (2, 9, 8),
+    ),
+    "ResidualVQ implicit": (
+        lambda: torchvq.ResidualVQ(
+            dim=8, codebook_size=16, num_quantizers=2, implicit_neural_codebook=True
+        ),
+        (2, 9, 8),
+    ),
     "GroupedResidualVQ": (
         lambda: torchvq.GroupedResidualVQ(dim=8, groups=2, codebook_size=16, num_quantizers=3),
         (2, 9, 8),
@@ -53,5 +74,7 @@ def test_traced_evaluation_is_the_evaluation(name, generator):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         traced = torch.jit.trace(module, x, check_trace=False)
-    for found, expected in zip(traced(x), module(x), strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    axis = 2 if len(shape) == 4 else 1  # of positions
+    for other in (x, x.narrow(axis, 0, 3), torch.cat([x, x + 1]), x[:1]):
+        for found, expected in zip(traced(other), module(other), strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)

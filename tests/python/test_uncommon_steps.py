@@ -72,6 +72,71 @@ def test_an_own_optimizer_of_double_codes_steps_without_gradients() -> None:
     assert not torch.equal(module.codebook, before)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (VectorQuantize, {}),
+        (VectorQuantize, dict(heads=2, codebook_dim=4)),
+        (ResidualVQ, dict(num_quantizers=2)),
+        (ResidualVQ, dict(num_quantizers=2, shared_codebook=True, heads=2, codebook_dim=4)),
+    ],
+    ids=str,
+)
+def test_an_own_optimizer_goes_on_after_inference_mode(
+    cls: Any, options: dict[str, Any], optimizer: Any, masked: bool
+) -> None:
+    momentum = dict(momentum=0.9) if optimizer is torch.optim.SGD else {}
+    own = OWN_OPTIMIZER | dict(in_place_codebook_optimizer=partial(optimizer, lr=0.1, **momentum))
+    mask = torch.arange(10).view(2, 5) % 3 > 0 if masked else None
+    codes = []
+    for mode in (torch.no_grad, torch.inference_mode):
+        module = make(cls, **own, **options)
+        with mode():
+            module(data(2, 5), mask=mask)
+        module(data(2, 5), mask=mask)
+        codes.append(next(module.parameters()).detach().clone())
+    assert torch.equal(*codes)
+
+
+# Calls that fail in the caller's code ------------------------------------------------------------------------------
+
+
+class _Fails(torch.nn.Module):
+    def forward(self, *_: Tensor) -> Tensor:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("options", "call"),
+    [
+        (dict(threshold_ema_dead_code=2), dict(ema_update_weight=_Fails())),
+        (dict(vq_bridge=_Fails(), kmeans_init=True), {}),
+        (dict(vq_bridge=_Fails(), affine_param=True), {}),
+    ],
+    ids=str,
+)
+def test_a_step_that_fails_in_the_callers_code_leaves_no_trace(
+    options: dict[str, Any], call: dict[str, Any]
+) -> None:
+    module = make(**options)
+    if call:
+        module(data(2, 5))
+    before, stats = deepcopy(module.state_dict()), module.stats()
+    with pytest.raises(ZeroDivisionError):
+        module(data(2, 5), **call)
+    assert all(torch.equal(own, before[name]) for name, own in module.state_dict().items())
+    assert module.stats() == stats
+
+
+def test_a_beam_that_is_no_integer_is_refused_before_k_means() -> None:
+    module = make(ResidualVQ, num_quantizers=2, kmeans_init=True)
+    with pytest.raises(TypeError, match="integer"):
+        module(data(2, 20), beam_size=1.5)
+    assert not any(level._codebook.initted for level in module.layers)
+
+
 # A step that learns apart ------------------------------------------------------------------------------------------
 
 

@@ -350,3 +350,18 @@ def look_into(node: Any) -> None:
             getattr(node, name)
     for following, _ in node.next_functions:
         look_into(following)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("options", [dict(freeze_codebook=True), dict(commitment_weight=0.0)], ids=str)
+def test_codes_without_a_gradient_get_none(options: dict[str, Any], reentrant: bool) -> None:
+    module = VectorQuantize(8, 4, learnable_codebook=True, ema_update=False, **options)
+    x = torch.randn(3, 12, 8, requires_grad=True)
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        found = module(x)
+        return found.quantized, found.loss
+
+    quantized, loss = checkpoint(step, x, use_reentrant=reentrant)
+    (quantized.square().sum() + loss).backward()
+    assert module._codebook.embed.grad is None and x.grad is not None

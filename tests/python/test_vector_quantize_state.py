@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 import vector_quantize_pytorch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from vector_quantize_cases import (
     CASES,
     CODES,
@@ -142,7 +143,11 @@ def test_resuming_is_going_on(case: str) -> None:
     assert_continues_alike(resumed, original)
 
 
-@pytest.mark.parametrize("how", [deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def _pickled(module: Any) -> Any:
+    return pickle.loads(pickle.dumps(module))
+
+
+@pytest.mark.parametrize("how", [deepcopy, _pickled])
 @pytest.mark.parametrize(
     "case", ["default", "kmeans", "sampling", "affine", "learnable", "dead_codes", "orthogonal"]
 )
@@ -266,6 +271,42 @@ def test_the_in_place_optimizer_goes_on(how: str, tmp_path: Path) -> None:
     assert_continues_alike(resumed, original)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("0.exp_avg", torch.zeros(3), r"expected shape \[1, .*\], but got \[3\]"),
+        ("0.step", torch.zeros(3), r"expected shape \[\], but got \[3\]"),
+        ("7.exp_avg", torch.zeros(3), "expected <parameter>.<name> of 1 parameters"),
+        ("exp_avg", torch.zeros(3), "expected <parameter>.<name> of 1 parameters"),
+        ("-1.exp_avg", torch.zeros(3), "expected <parameter>.<name> of 1 parameters"),
+    ],
+    ids=str,
+)
+def test_a_wrong_state_of_the_in_place_optimizer_is_refused(
+    name: str, value: Tensor, message: str
+) -> None:
+    module = build("learnable", 0, in_place_codebook_optimizer=adam)
+    train(module, range(2))
+    before = deepcopy(module.state_dict())
+    key = "in_place_codebook_optimizer."
+    wrong = {n: v + 1 if n.startswith(key) else v for n, v in before.items()}
+    with pytest.raises(RuntimeError, match=message):
+        module.load_state_dict(wrong | {key + name: value})
+    after = module.state_dict()
+    assert all(torch.equal(after[name], own) for name, own in before.items())
+
+
+@pytest.mark.parametrize("options", [dict(sync_every=2), dict(in_place_codebook_optimizer=adam)])
+def test_torch_distributed_checkpoint_finds_all_state(options: dict[str, Any]) -> None:
+    module = build("learnable" if "sync_every" not in options else "default", **options)
+    train(module, range(3))
+    state = get_model_state_dict(module)
+    assert state.keys() == module.state_dict().keys()
+    other = build("learnable" if "sync_every" not in options else "default", seed=7, **options)
+    set_model_state_dict(other, deepcopy(state))
+    assert_continues_alike(other, module)
+
+
 def test_in_place_optimizer_and_a_reference_checkpoint() -> None:
     options = dict(learnable_codebook=True, ema_update=False, in_place_codebook_optimizer=adam)
     theirs = vector_quantize_pytorch.VectorQuantize(DIM, CODES, **options)
@@ -312,6 +353,44 @@ def test_a_codebook_is_assigned_from_any_tensor(kind: Any, learnable: bool) -> N
         module.codebook = kind(torch.zeros(1, 1))
 
 
+@pytest.mark.parametrize("learnable", [False, True])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_a_codebook_is_assigned_from_a_view_of_itself(heads: int, learnable: bool) -> None:
+    separate: dict[str, Any] = dict(
+        heads=heads, codebook_dim=DIM // heads, separate_codebook_per_head=heads > 1
+    )
+    options = dict(learnable_codebook=learnable, ema_update=not learnable)
+    for change in (
+        lambda codes: codes,
+        lambda codes: codes.flip(-2),
+        lambda codes: codes[..., :1].expand_as(codes),
+        lambda codes: codes.mul_(2),
+    ):
+        module = VectorQuantize(DIM, CODES, **separate, **options)
+        with torch.no_grad():
+            expected = change(module.codebook.clone()).clone()
+            module.codebook = change(module.codebook)
+        assert torch.equal(module.codebook, expected)
+        assert torch.equal(module._codebook.embed_avg.view_as(expected), expected)
+
+
+def test_casts_by_type_leave_integers_and_flags() -> None:
+    for module in (
+        VectorQuantize(DIM, CODES, threshold_ema_dead_code=1, sync_every=2),
+        torchvq.HierarchicalVQ(
+            dim=DIM, codebook_size=CODES, scales=(1, 2), channel_first=False
+        ),
+    ):
+        before = {name: own.dtype for name, own in module.named_buffers()}
+        module.type(torch.float64)
+        for name, own in module.named_buffers():
+            wide = torch.float64 if before[name].is_floating_point else before[name]
+            assert own.dtype == wide, name
+        x = torch.randn(2, 9, DIM, dtype=torch.float64)
+        assert module(x)[0].dtype == torch.float64
+        assert module.type(torch.float32)(x.float())[0].dtype == torch.float32
+
+
 def test_codebook_assignment_is_checkpointed() -> None:
     module = build("kmeans")
     codes = torch.randn(CODES, DIM)
@@ -332,6 +411,16 @@ AGAIN = {
         codebook.state_dict() | {"initted": torch.tensor(False)}
     ),
 }
+
+
+@pytest.mark.parametrize("how", [deepcopy, _pickled])
+def test_a_copy_knows_that_the_flag_was_reset(how: Any) -> None:
+    module = VectorQuantize(DIM, CODES, kmeans_init=True)
+    module(torch.randn(1, 64, DIM))
+    module._codebook.initted.fill_(False)
+    copied = how(module)
+    copied(5 + torch.randn(1, 64, DIM))
+    assert copied._codebook.initted and abs(copied.codebook.mean() - 5) < 1
 
 
 @pytest.mark.parametrize("again", AGAIN)

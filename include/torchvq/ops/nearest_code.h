@@ -20,6 +20,9 @@ struct NearestCodeOptions {
   /// compared. A code with a larger bias is chosen less often, one with infinity or NaN never.
   /// Default: none.
   TORCH_ARG(std::optional<at::Tensor>, bias);
+  /// (H, N), or (N,) for x of shape (N, D), bool; True marks a real token. Padding may hold anything;
+  /// on CPU it is not searched. Default: all real.
+  TORCH_ARG(std::optional<at::Tensor>, mask);
   /// Return the k nearest codes on a trailing axis, best first, in [1, K]. Default: one code and no
   /// trailing axis.
   TORCH_ARG(std::optional<int64_t>, topk);
@@ -67,6 +70,7 @@ struct NearestCodeOutput {
 ///              distances of NaN, and sends no gradient to the codebook. A code with a NaN or
 ///              infinity, in itself or its bias, ranks behind all others; such codes are ordered by
 ///              index.
+/// Padding      index -1, code and distance 0, no gradient.
 /// Empty        N == 0 gives empty results.
 /// Memory       O(N D + K D); the N x K scores are never stored.
 /// Throws       c10::ValueError for bad shapes, metric or topk, c10::TypeError for bad dtypes.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchvq._base.ema_weight import Statistics
 from torchvq._base.options import keep_values
-from torchvq._base.wide_buffers import HALF, WideBuffers
+from torchvq._base.wide_buffers import WideBuffers, keeps_dtype
 
 KEPT = ("kept_steps", "kept_counts", "kept_sums", "kept_exponents", "kept_candidates")
 
@@ -52,6 +52,12 @@ class KeptStatistics(WideBuffers):
                 heads, size if candidates else 0, 1 + dim, dtype=codes.dtype, device=codes.device
             ),
         ]
+
+    def __getattr__(self, name: str) -> Any:
+        # torch.distributed.checkpoint looks up every key of the state dict as an attribute.
+        if name in KEPT and self._kept:
+            return self._kept[KEPT.index(name)]
+        return super().__getattr__(name)
 
     @property
     def has_pending(self) -> bool:
@@ -118,7 +124,9 @@ class KeptStatistics(WideBuffers):
                 # A checkpoint with kept statistics also loads into a module that keeps none.
                 unexpected.remove(prefix + name)
         if self._kept and any(key.startswith(prefix) for key in state_dict):
-            self._load_kept([state_dict.get(prefix + name) for name in KEPT])
+            found = [state_dict.get(prefix + name) for name in KEPT]
+            # Copies, because the checkpoint may hold this module's own tensors.
+            self._load_kept([None if value is None else value.clone() for value in found])
 
     def _load_kept(self, found: list[Tensor | None]) -> None:
         """Loads kept statistics; if the checkpoint has none, or those of codes of another shape, they start empty."""
@@ -138,4 +146,4 @@ class KeptStatistics(WideBuffers):
 
 def _applied(fn: Callable[[Tensor], Tensor], kept: Tensor) -> Tensor:
     new = fn(kept)
-    return kept.to(new.device) if new.dtype in HALF else new
+    return kept.to(new.device) if keeps_dtype(kept, new) else new

@@ -103,6 +103,9 @@ class Layout(NamedTuple):
 
     def merge_heads(self, values: Tensor, batch: int, tokens: int) -> Tensor:
         """(H, T, ...) to (B, N, heads, ...)."""
+        if torch.jit.is_tracing():  # which takes sizes that an operator is given as constants
+            rows = values.transpose(0, 1) if self.separate else values
+            return rows.reshape(batch, tokens, self.heads, *values.shape[2:])
         return _ops.merge_heads(values, batch, tokens, self.heads, self.separate)
 
     def restore_positions(self, values: Tensor, x: Tensor) -> Tensor:

@@ -144,10 +144,11 @@ class _Settled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, parameter: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
         return values.detach()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, Tensor | None]:
         return None, gradients[0]
 
 

@@ -29,14 +29,21 @@ def wide_default() -> Iterator[None]:
         torch.set_default_dtype(default)
 
 
+def keeps_dtype(old: Tensor, new: Tensor) -> bool:
+    """Whether a buffer keeps its dtype: floats that would become half precision, and all others (``module.type()``)."""
+    return new.dtype != old.dtype and (new.dtype in HALF or not old.is_floating_point())
+
+
 class WideBuffers(nn.Module):
-    """A module whose own float buffers stay float32 (float64 once the module was made double)."""
+    """A module whose own float buffers stay float32 (float64 once the module was made double), and whose other buffers
+    keep their dtype.
+    """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "WideBuffers":
         before = dict(self._buffers)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, old in before.items():
             new = self._buffers[name]
-            if old is not None and new is not None and new.dtype in HALF:
+            if old is not None and new is not None and keeps_dtype(old, new):
                 self._buffers[name] = old.to(new.device)
         return self

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
@@ -87,7 +88,7 @@ def in_place_step(
     if state.replaying:
         return projected.new_zeros(())
     with own_backward():
-        target = target_of(projected)
+        target, mask = target_of(projected), None if mask is None else target_of(mask)
         _, _, codes, inputs = _ops.quantize(target, codebook, state.rng, estimator="none")
         loss: Tensor = _ops.commitment_loss(inputs, codes, mask=mask)
         accumulate_gradients(loss, state)
@@ -108,6 +109,29 @@ def optimizer_text(optimizer: "Optimizer | None") -> str:
 # The optimizer's state in the module's checkpoint --------------------------------------------------------------
 
 _PREFIX = "in_place_codebook_optimizer."
+# Names of torch's optimizers for tensors of the shape of their parameter.
+_OF_ITS_SHAPE = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
+
+
+class OptimizerInCheckpoint:
+    """Lets torch.distributed.checkpoint find the keys of the optimizer's state, each of which it looks up as a path of
+    attributes, in which the optimizer itself has no numbered ones.
+    """
+
+    in_place_codebook_optimizer: "Optimizer | None"
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        return {_PREFIX[:-1]: "_optimizer_paths"}
+
+    @property
+    def _optimizer_paths(self) -> SimpleNamespace:
+        optimizer = self.in_place_codebook_optimizer
+        groups = [] if optimizer is None else optimizer.param_groups
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        states = {} if optimizer is None else optimizer.state
+        fields = [SimpleNamespace(**states.get(own, {})) for own in parameters]
+        numbered = SimpleNamespace(**{str(i): own for i, own in enumerate(fields)})
+        return SimpleNamespace(**{_PREFIX[:-1]: numbered})
 
 
 def keep_optimizer_in_checkpoint(vq: "LatentQuantize | ResidualVQ | VectorQuantize") -> None:
@@ -151,8 +175,10 @@ def step_in_place_optimizer(owner: "LatentQuantize | ResidualVQ | VectorQuantize
     optimizer = owner.in_place_codebook_optimizer
     if optimizer is not None:
         _parameters(owner)
-        optimizer.step()
-        optimizer.zero_grad()
+        # State made in inference mode could not be updated outside of it.
+        with torch.inference_mode(False), torch.no_grad():
+            optimizer.step()
+            optimizer.zero_grad()
         for part in owner.modules():
             keep_in_shards(part)
 
@@ -176,12 +202,37 @@ def _load(
     vq: "LatentQuantize | ResidualVQ | VectorQuantize",
     state_dict: dict[str, Tensor],
     prefix: str,
-    *_: object,
+    _metadata: object,
+    _strict: object,
+    _missing: object,
+    _unexpected: object,
+    errors: list[str],
 ) -> None:
     optimizer = vq.in_place_codebook_optimizer
     assert optimizer is not None
     parameters = _parameters(vq)
+    found: list[tuple[Tensor, str, Tensor]] = []
+    wrong = len(errors)
     # Popped, so that loading does not report them as unexpected.
     for key in [key for key in state_dict if key.startswith(prefix + _PREFIX)]:
-        index, name = key[len(prefix + _PREFIX) :].split(".", 1)
-        optimizer.state[parameters[int(index)]][name] = state_dict.pop(key).clone()
+        value = state_dict.pop(key)
+        index, _, name = key[len(prefix + _PREFIX) :].partition(".")
+        if not (index.isdecimal() and int(index) < len(parameters) and name):
+            errors.append(f"{key}: expected <parameter>.<name> of {len(parameters)} parameters")
+            continue
+        parameter = parameters[int(index)]
+        wanted = _shape_of(name, parameter, optimizer)
+        if wanted is not None and value.shape != wanted:
+            errors.append(f"{key}: expected shape {list(wanted)}, but got {list(value.shape)}")
+        found.append((parameter, name, value))
+    if len(errors) == wrong:
+        for parameter, name, value in found:
+            optimizer.state[parameter][name] = value.clone()
+
+
+def _shape_of(name: str, parameter: Tensor, optimizer: "Optimizer") -> torch.Size | None:
+    """The shape of a tensor of the optimizer's state; None if unknown before the optimizer's first step."""
+    present = optimizer.state.get(parameter, {}).get(name)
+    if isinstance(present, Tensor):
+        return present.shape
+    return parameter.shape if name in _OF_ITS_SHAPE else None

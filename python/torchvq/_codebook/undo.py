@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 def may_fail_late(codebook: "Codebook", request: Request) -> bool:
     """Whether the caller's code, which cannot be checked, runs after the step has written to the codebook."""
-    if torch.compiler.is_compiling() or not (request.transform or callable(request.weight)):
+    if torch.compiler.is_compiling():
+        return False
+    if callable(request.weight):
+        return True
+    if request.transform is None and codebook.vq_bridge is None:
         return False
     return codebook.affine_param or codebook.has_pending or not codebook.initialised
 
@@ -22,7 +26,8 @@ def may_fail_late(codebook: "Codebook", request: Request) -> bool:
 @contextmanager
 def undone_if_it_fails(codebook: "Codebook") -> Iterator[None]:
     """Takes back what the block has written to the codebook if it raises."""
-    state = [tensor.detach() for tensor in codebook.replicas(affine=True).values()]
+    replicas = codebook.replicas(affine=True).values()
+    state = [*(tensor.detach() for tensor in replicas), codebook.replaced]
     before = [tensor.clone() for tensor in state]
     pending = codebook._pending
     try:

@@ -1,9 +1,9 @@
 """The options that a VectorQuantize keeps as attributes."""
 
-from torch import nn
+from torchvq._base.wide_buffers import WideBuffers
 
 
-class VectorQuantizeOptions(nn.Module):
+class VectorQuantizeOptions(WideBuffers):
     """Plain values, set at construction by ``keep_values``; the docstring of ``VectorQuantize`` describes them."""
 
     dim: int

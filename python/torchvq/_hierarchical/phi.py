@@ -5,6 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from torchvq._base.projection import project
+from torchvq._base.torch_private import is_observed_itself
+
 _ops = torch.ops.torchvq
 _CONVOLUTIONS: dict[int, type[nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
@@ -25,6 +28,12 @@ class Phi(nn.Module):
 
     def forward(self, tokens: Tensor, shape: Sequence[int], full: Sequence[int]) -> Tensor:
         """Tokens (B, L, D) of a grid of ``shape`` as a map (B, D, *full), in the dtype of the tokens."""
+        kind = _CONVOLUTIONS[len(shape)]
+        calls = type(self.conv).forward is not kind.forward or is_observed_itself(self.conv)
+        if calls and tokens.numel() > 0:
+            # Such as pruning, which sets the weight in a hook.
+            maps = _ops.resample_scale(tokens, list(shape), full, "interpolate")
+            return torch.lerp(maps, project(self.conv, maps).to(maps.dtype), self.resi_ratio)
         spread: Tensor = _ops.spread_scale(
             tokens, list(shape), full, self.conv.weight, self.conv.bias, self.resi_ratio
         )

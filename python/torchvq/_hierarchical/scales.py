@@ -137,7 +137,10 @@ def finish_scales(hvq: "HierarchicalVQ", done: ScaleWalk, request: ScaleRequest)
         searched, uses = [_together(searched), *searched], [quantizers[0].step_counts, *uses]
         quantizers = quantizers[:1]
     indices, masks = [part.indices for part in searched], [part.mask for part in searched]
-    finish_step(quantizers, indices, done.counts, masks, request.ranks, uses, depth=depth)
+    drew = not request.frozen or hvq.draws
+    finish_step(
+        quantizers, indices, done.counts, masks, request.ranks, uses, drew=drew, depth=depth
+    )
 
 
 def mean_loss(hvq: "HierarchicalVQ", done: ScaleWalk, depth: int | Tensor) -> Tensor:

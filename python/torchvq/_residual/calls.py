@@ -1,6 +1,7 @@
 """Checks of the arguments of a call of a residual stack, and what ranks compare before it."""
 
 from collections.abc import Sequence
+from operator import index
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,7 +32,7 @@ def beam_of(rvq: "ResidualVQ", size: int | None) -> int:
     expect(_OWNER, size is None or size >= 1, "beam_size", "at least 1", size)
     if size is None:
         size = rvq.beam_size if rvq.training else rvq.eval_beam_size
-    beam = 1 if size is None else size
+    beam = 1 if size is None else index(size)
     optimizers = (rvq.in_place_codebook_optimizer, rvq.levels[0].in_place_codebook_optimizer)
     learns_in_place = rvq.training and any(own is not None for own in optimizers)
     if learns_in_place:  # compiled code cannot write a symbolic size into a text

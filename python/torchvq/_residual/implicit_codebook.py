@@ -42,7 +42,8 @@ class MLP(nn.Module):
         h = project(self.proj_in, _joined.cat(both, -1))
         for layer in self.layers:
             # Without a graph the sum takes the memory of the layer's output; with one, that may be needed.
-            h = h + layer(h) if torch.is_grad_enabled() else layer(h).add_(h)
+            keeps = torch.is_grad_enabled() or torch.jit.is_tracing()  # a trace may run with a graph
+            h = h + layer(h) if keeps else layer(h).add_(h)
         return h.to(codes.dtype)
 
 

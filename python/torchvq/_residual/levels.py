@@ -196,6 +196,7 @@ def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: StackReque
     head_mask = None if request.mask is None else rvq.layout.split_mask(request.mask)
     with own_backward():
         residual = target_of(inputs)
+        head_mask = None if head_mask is None else target_of(head_mask)
         for index in range(levels_to_walk(request.depth, rvq.num_quantizers)):
             mask = head_mask
             if not isinstance(request.depth, int):

@@ -55,6 +55,9 @@ struct NearestCodeSearch::Block {
   std::vector<int64_t>
       open;  ///< rows whose winner is not certain, and what a candidate's score must reach
   std::vector<double> limits;
+  const float* opened = nullptr;  ///< the row that was opened last, in this block or an earlier one
+  const int64_t* opened_index = nullptr;  ///< where its index is written
+  std::vector<std::pair<int64_t, const int64_t*>> repeated;  ///< rows equal to it, and its index
   std::vector<int32_t> candidates;  ///< codes among which to decide, in order of index
   std::vector<float> floors;        ///< scores minus their errors
   KthLargest kth_largest;
@@ -136,6 +139,7 @@ void NearestCodeSearch::search_nearest(Block& block) const {
     if (static_cast<int64_t>(block.open.size()) == scan_.tile_rows) settle_open_rows(block);
   }
   settle_open_rows(block);
+  settle_repeated(block);
   if (opened > kTrial + block.count / 3) {
     (block.coarsely ? coarse_pays_ : scan_pays_).store(false, std::memory_order_relaxed);
   }
@@ -215,7 +219,9 @@ void NearestCodeSearch::settle_winner(int64_t row, Block& block) const {
   if (set_aside_may_win(block.norms[row], limit)) {
     decide_among_all(row, block);
   } else if (result.runner_up >= limit) {
+    if (repeats_opened(row, block)) return;
     if (!groups && settle_rivals(row, limit, block)) return;
+    open(row, block);
     std::memcpy(block.open_rows.data() + static_cast<int64_t>(block.open.size()) * depth_,
                 block.packed.data() + row * depth_, sizeof(float) * static_cast<size_t>(depth_));
     block.open.push_back(row);
@@ -231,6 +237,28 @@ void NearestCodeSearch::settle_winner(int64_t row, Block& block) const {
     block.decision.decide(block.x + row * task_.dim, block.candidates, codes_.excluded,
                           block.indices + row * task_.k);
   }
+}
+
+/// Settles a close call for tokens that are all the same, such as padding or silence, once for all of
+/// them; returns false for a row of another token.
+bool NearestCodeSearch::repeats_opened(int64_t row, Block& block) const {
+  const size_t bytes = sizeof(float) * static_cast<size_t>(task_.dim);
+  if (block.opened == nullptr || task_.k > 1 ||
+      std::memcmp(block.opened, block.x + row * task_.dim, bytes) != 0) {
+    return false;
+  }
+  block.repeated.emplace_back(row, block.opened_index);
+  return true;
+}
+
+void NearestCodeSearch::open(int64_t row, Block& block) const {
+  block.opened = block.x + row * task_.dim;
+  block.opened_index = block.indices + row;
+}
+
+void NearestCodeSearch::settle_repeated(Block& block) {
+  for (const auto& [row, index] : block.repeated) block.indices[row] = *index;
+  block.repeated.clear();
 }
 
 /// Settles a close call if the scan has kept the positions of all rivals; otherwise returns false.
@@ -269,7 +297,7 @@ void NearestCodeSearch::search_several(Block& block) const {
                 panel_count_, depth_, block.scores.data());
     for (int64_t row = first; row < std::min<int64_t>(first + scan_.tile_rows, block.count);
          ++row) {
-      if (settle_special(row, block)) continue;
+      if (settle_special(row, block) || repeats_opened(row, block)) continue;
       const float* scores = block.scores.data() + (row - first) * panel_count_ * scan_.panel;
       const double limit = limit_of_best(scores, row, block);
       if (set_aside_may_win(block.norms[row], limit)) {
@@ -277,8 +305,10 @@ void NearestCodeSearch::search_several(Block& block) const {
       } else {
         decide_among(scores, limit, row, block);
       }
+      if (block.candidates.size() > 1) open(row, block);
     }
   }
+  settle_repeated(block);
 }
 
 /// Limit that the score of one of the k best codes must reach: the k-th largest of scores minus

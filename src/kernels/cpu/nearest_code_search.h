@@ -52,6 +52,9 @@ class NearestCodeSearch {
   void scan_coarsely(Block& block) const;
   void search_several(Block& block) const;
   void settle_winner(int64_t row, Block& block) const;
+  bool repeats_opened(int64_t row, Block& block) const;
+  void open(int64_t row, Block& block) const;
+  static void settle_repeated(Block& block);
   bool settle_rivals(int64_t row, double limit, Block& block) const;
   void settle_open_rows(Block& block) const;
   void settle_several(int64_t row, const float* scores, Block& block) const;

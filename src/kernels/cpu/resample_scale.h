@@ -66,6 +66,10 @@ inline ResampledAxis transposed(const ResampledAxis& axis) {
       weights[input].push_back(axis.weights.empty() ? 1.0 : axis.weights[next++]);
     }
   }
+  for (int64_t input = 0; input < axis.inputs; ++input) {
+    // Nothing reads a cell between positions that are far apart.
+    result.begins[input] = std::min(result.begins[input], result.ends[input]);
+  }
   for (const auto& row : weights) {
     result.weights.insert(result.weights.end(), row.begin(), row.end());
   }

@@ -88,25 +88,53 @@ double largest_of(const double* scores, int64_t count) {
   return largest;
 }
 
-void probabilities(const double* scores, double temperature, int64_t count, double* p) {
-  const Doubles most = wide_splat(largest_of(scores, count)), slope = wide_splat(temperature);
+struct Exponentials {
+  double total;
+  double nothing;  ///< 0, or NaN if a score is not finite
+};
+
+/// e = exp(temperature * (score - largest)), stored unless `e` is null.
+Exponentials exponentials(const double* scores, double temperature, double largest, int64_t count,
+                          double* e) {
+  const Doubles most = wide_splat(largest), slope = wide_splat(temperature);
   const Doubles limit = wide_splat(kLargestExponent);
-  Doubles nothing = Doubles{};  // or NaN, after a score that is not finite
+  Doubles nothing = Doubles{};
   const double total = sum_of(count, [&](int64_t at, int64_t wanted) {
     const Doubles score = load_some(scores + at, wanted);
     nothing += score * 0.0;
     const Doubles below = (most - score) * slope;
-    Doubles e = exp_of_minus(below < limit ? below : limit);
+    Doubles own = exp_of_minus(below < limit ? below : limit);
     if (wanted < kHalfLanes) {
-      for (int64_t lane = wanted; lane < kHalfLanes; ++lane) e[lane] = 0;
+      for (int64_t lane = wanted; lane < kHalfLanes; ++lane) own[lane] = 0;
     }
-    store_some(p + at, e, wanted);
-    return e;
+    if (e != nullptr) store_some(e + at, own, wanted);
+    return own;
   });
-  const Doubles factor = wide_splat(1.0 / total + sum_lanes<double, kHalfLanes>(nothing));
+  return {total, sum_lanes<double, kHalfLanes>(nothing)};
+}
+
+void scale(double by, int64_t count, double* values) {
+  const Doubles factor = wide_splat(by);
   over_vectors(count, [&](int64_t at, int64_t wanted) {
-    store_some(p + at, load_some(p + at, wanted) * factor, wanted);
+    store_some(values + at, load_some(values + at, wanted) * factor, wanted);
   });
+}
+
+void probabilities(const double* scores, double temperature, int64_t count, double* p) {
+  const auto [total, nothing] =
+      exponentials(scores, temperature, largest_of(scores, count), count, p);
+  scale(1.0 / total + nothing, count, p);
+}
+
+double cross_entropy(const double* scores, int64_t target, double factor, int64_t count,
+                     double* slopes) {
+  const double largest = largest_of(scores, count);
+  const auto [total, nothing] = exponentials(scores, 1.0, largest, count, slopes);
+  if (slopes != nullptr) {
+    scale(factor / total + nothing, count, slopes);
+    slopes[target] -= factor;
+  }
+  return log(total) + (largest - scores[target]) + nothing;
 }
 
 void diversity_slopes(const double* log_mean, double factor, int64_t count, double* p) {
@@ -124,7 +152,7 @@ void diversity_slopes(const double* log_mean, double factor, int64_t count, doub
 
 ScoreRowsKernel TORCHVQ_LEVEL_NAME(score_rows)() {
   return {add<float>,    subtract,    negative_distances, divide,
-          probabilities, add<double>, diversity_slopes};
+          probabilities, add<double>, diversity_slopes,   cross_entropy};
 }
 
 }  // namespace torchvq::kernels

@@ -31,6 +31,10 @@ struct ScoreRowsKernel {
   void (*add_probabilities)(const double* p, int64_t count, double* totals);
   /// p, in place: p (log_mean - sum of p log_mean) factor.
   void (*diversity_slopes)(const double* log_mean, double factor, int64_t count, double* p);
+  /// Minus the logarithm of softmax(scores) at `target`; NaN if a score is not finite. Unless null, slopes
+  /// = factor (softmax(scores) - 1 at `target`).
+  double (*cross_entropy)(const double* scores, int64_t target, double factor, int64_t count,
+                          double* slopes);
 };
 
 ScoreRowsKernel score_rows_default();

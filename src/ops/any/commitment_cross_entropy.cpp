@@ -6,12 +6,11 @@
 #include <utility>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/full_like.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include "ops/any/code_logits.h"
+#include "ops/any/score_passes.h"
 #include "ops/loss_gradients.h"
 
 namespace torchvq {
@@ -41,17 +40,16 @@ struct CrossEntropyHead {
     const auto target =
         targets.narrow(0, from, size).unsqueeze(-1).masked_fill(valid.logical_not(), 0);
     const auto block = scores.forward(tokens);
-    const auto total = block.logits.logsumexp(-1, /*keepdim=*/true);
-    if (grad_x.defined() || grad_codes.defined()) {
-      auto grad = (block.logits - total).exp_();
-      grad.scatter_add_(1, target, at::full_like(total, -1));
-      grad.mul_(weight).masked_fill_(valid.logical_not(), 0);
-      const auto tokens_grad = scores.backward(block, std::move(grad), grad_codes);
+    const bool wants_slopes = grad_x.defined() || grad_codes.defined();
+    auto [losses, slopes] =
+        detail::cross_entropies(block.logits, target, valid, weight, wants_slopes);
+    if (wants_slopes) {
+      const auto tokens_grad = scores.backward(block, std::move(slopes), grad_codes);
       if (grad_x.defined()) {
         grad_x.narrow(0, from, size).copy_(tokens_grad.masked_fill(valid.logical_not(), 0));
       }
     }
-    return (total - block.logits.gather(1, target)).masked_fill_(valid.logical_not(), 0).sum();
+    return losses.sum();
   }
 };
 

@@ -333,9 +333,12 @@ detail::NearestCodeTensors nearest_code(const at::Tensor& x, const at::Tensor& c
                                         std::string_view metric,
                                         const std::optional<at::Tensor>& bias,
                                         std::optional<int64_t> topk, bool return_codes,
-                                        bool return_distances) {
-  const NearestCodeProblem problem(x, codebook, metric, bias, topk);
-  return detail::nearest_code_by(x, problem, topk, return_codes, return_distances, nullptr);
+                                        bool return_distances,
+                                        const std::optional<at::Tensor>& mask) {
+  const NearestCodeProblem problem(x, codebook, metric, bias, topk, mask);
+  auto found = detail::nearest_code_by(x, problem, topk, return_codes, return_distances, nullptr);
+  detail::fill_padding_of(found, mask, topk);
+  return found;
 }
 
 }  // namespace

@@ -9,6 +9,8 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/logsumexp.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros.h>
 
@@ -203,6 +205,41 @@ at::Tensor diversity_slopes(const at::Tensor& scores, double temperature,
     rows.diversity_slopes(of_code, factor, size, own);
   });
   return slopes;
+}
+
+CrossEntropies cross_entropies(const at::Tensor& scores, const at::Tensor& targets,
+                               const at::Tensor& counted, const at::Tensor& weight,
+                               bool wants_slopes) {
+  CrossEntropies found;
+  if (!in_memory({scores, weight})) {
+    const auto total = scores.logsumexp(-1, /*keepdim=*/true), absent = counted.logical_not();
+    found.losses = (total - scores.gather(1, targets)).masked_fill_(absent, 0);
+    if (!wants_slopes) return found;
+    found.slopes = (scores - total).exp_();
+    found.slopes.scatter_add_(1, targets, at::full_like(total, -1));
+    found.slopes.mul_(weight).masked_fill_(absent, 0);
+    return found;
+  }
+  const auto target_rows = targets.contiguous(), counted_rows = counted.contiguous();
+  found.losses = at::zeros({scores.size(0), 1}, scores.options());
+  if (wants_slopes) found.slopes = at::empty_like(scores);
+  const auto* const from = scores.const_data_ptr<double>();
+  const auto* const target = target_rows.const_data_ptr<int64_t>();
+  const auto* const counts = counted_rows.const_data_ptr<bool>();
+  auto* const losses = found.losses.mutable_data_ptr<double>();
+  auto* const slopes = wants_slopes ? found.slopes.mutable_data_ptr<double>() : nullptr;
+  const double factor = *weight.const_data_ptr<double>();
+  const int64_t size = scores.size(1);
+  const auto rows = kernel();
+  over_rows(scores, [&](int64_t row, int64_t place) {
+    double* const own = wants_slopes ? slopes + place : nullptr;
+    if (counts[row]) {
+      losses[row] = rows.cross_entropy(from + place, target[row], factor, size, own);
+    } else if (wants_slopes) {
+      std::fill_n(own, size, 0.0);
+    }
+  });
+  return found;
 }
 
 }  // namespace torchvq::detail

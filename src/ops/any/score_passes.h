@@ -39,4 +39,15 @@ at::Tensor diversity_slopes(const at::Tensor& scores, double temperature,
                             const at::Tensor& log_mean, const at::Tensor& weight,
                             const at::Tensor& masked);
 
+struct CrossEntropies {
+  at::Tensor losses;  ///< (n, 1)
+  at::Tensor slopes;  ///< (n, K), their gradient to the scores times `weight`; undefined if not wanted
+};
+
+/// Cross-entropies of softmax(scores) with targets (n, 1); `weight` is (). 0 in rows where `counted` (n, 1) is false,
+/// whose targets may be anything in [0, K).
+CrossEntropies cross_entropies(const at::Tensor& scores, const at::Tensor& targets,
+                               const at::Tensor& counted, const at::Tensor& weight,
+                               bool wants_slopes);
+
 }  // namespace torchvq::detail

@@ -61,7 +61,8 @@ struct NearestCode : torch::autograd::Function<NearestCode> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x,
                                const at::Tensor& codebook, const std::optional<at::Tensor>& bias,
                                const std::string& metric, std::optional<int64_t> topk,
-                               bool return_codes, bool return_distances) {
+                               bool return_codes, bool return_distances,
+                               const std::optional<at::Tensor>& mask) {
     at::AutoDispatchBelowADInplaceOrView guard;
     // Backward needs the chosen codes with their current values: as an output of the leaf operator
     // they are saved, and not looked up again in a codebook that may have been updated.
@@ -71,13 +72,15 @@ struct NearestCode : torch::autograd::Function<NearestCode> {
                                            .bias(bias)
                                            .topk(topk)
                                            .return_codes(true)
-                                           .return_distances(return_distances));
+                                           .return_distances(return_distances)
+                                           .mask(mask));
     const auto codes = return_codes ? out.codes : out.codes.new_empty({0});
     const bool differentiable = (return_distances && x.requires_grad()) ||
                                 codebook.requires_grad() || (bias && bias->requires_grad());
     // A copy, because users may write to the indices they receive.
     const auto indices = differentiable ? out.indices.clone() : out.indices;
-    ctx->save_for_backward({return_distances ? x : at::Tensor(), indices, out.codes});
+    ctx->save_for_backward({return_distances ? x : at::Tensor(), indices, out.codes,
+                            mask.value_or(at::Tensor())});
     ctx->saved_data["cosine"] = metric == "cosine";
     ctx->saved_data["topk"] = topk.has_value();
     ctx->saved_data["codebook_shape"] = codebook.sym_sizes();
@@ -103,19 +106,26 @@ std::vector<c10::SymInt> saved_shape(AutogradContext* ctx, const char* name) {
 
 variable_list NearestCode::backward(AutogradContext* ctx, const variable_list& grads) {
   const auto saved = ctx->get_saved_variables();
-  const auto &x = saved[0], &indices = saved[1], &codes = saved[2];
+  const auto &x = saved[0], &codes = saved[2], &mask = saved[3];
   const auto &grad_codes = grads[1], &grad_distances = grads[2];
   const bool topk = ctx->saved_data["topk"].toBool();
-  variable_list result(7);
+  variable_list result(8);
   auto to_codes = grad_codes;
-  // Rows whose x is not finite have NaN as code; they belong to no code.
-  const auto absent = codes.select(-1, 0).isnan();
+  // Rows whose x is not finite have NaN as code; like padding, they belong to no code.
+  auto absent = codes.select(-1, 0).isnan();
+  auto indices = saved[1];
+  if (mask.defined()) {
+    const auto padding = mask.logical_not();
+    absent = absent.logical_or(topk ? padding.unsqueeze(-1) : padding);
+    indices = indices.clamp_min(0);
+  }
 
   if (grad_distances.defined()) {
     const auto wide_x = (topk ? x.unsqueeze(-2) : x).to(codes.scalar_type());
     const auto part = distance_gradients(wide_x, codes, grad_distances.unsqueeze(-1),
                                          ctx->saved_data["cosine"].toBool());
     result[0] = (topk ? part.x.sum(-2) : part.x).to(x.scalar_type());
+    if (mask.defined()) result[0].masked_fill_(mask.logical_not().unsqueeze(-1), 0);
     to_codes = to_codes.defined() ? to_codes + part.codes : part.codes;
     if (ctx->saved_data.count("bias_shape") > 0 && ctx->needs_input_grad(2)) {
       auto shape = saved_shape(ctx, "bias_shape");
@@ -137,7 +147,7 @@ detail::NearestCodeTensors nearest_code(const at::Tensor& x, const at::Tensor& c
                                         std::string_view metric,
                                         const std::optional<at::Tensor>& bias,
                                         std::optional<int64_t> topk, bool return_codes,
-                                        bool return_distances) {
+                                        bool return_distances, const std::optional<at::Tensor>& mask) {
   const bool to_codebook = codebook.requires_grad() && (return_codes || return_distances);
   const bool to_others = return_distances && (x.requires_grad() || (bias && bias->requires_grad()));
   if (!at::GradMode::is_enabled() || !(to_codebook || to_others)) {
@@ -148,11 +158,12 @@ detail::NearestCodeTensors nearest_code(const at::Tensor& x, const at::Tensor& c
                                      .bias(bias)
                                      .topk(topk)
                                      .return_codes(return_codes)
-                                     .return_distances(return_distances));
+                                     .return_distances(return_distances)
+                                     .mask(mask));
     return {std::move(out.indices), std::move(out.codes), std::move(out.distances)};
   }
   auto out = detail::differentiable<NearestCode>(x, codebook, bias, std::string(metric), topk,
-                                                 return_codes, return_distances);
+                                                 return_codes, return_distances, mask);
   return {std::move(out[0]), std::move(out[1]), std::move(out[2])};
 }
 

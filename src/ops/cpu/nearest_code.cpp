@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -18,6 +19,8 @@ namespace torchvq {
 namespace {
 
 using detail::NearestCodeProblem;
+
+constexpr int64_t kPadding = -2;  // index of a token that was not searched, until finish_rows
 
 /// Rows per task, enough to outweigh the tens of microseconds that starting a task takes.
 int64_t row_grain(const NearestCodeProblem& problem) {
@@ -69,6 +72,28 @@ void find_indices(const NearestCodeProblem& problem, int64_t head, int64_t* indi
   }
 }
 
+/// As find_indices, for real tokens; kPadding for the others, which are not searched.
+void find_real_indices(const NearestCodeProblem& problem, int64_t head, int64_t* indices) {
+  const auto* const mask = problem.mask.const_data_ptr<bool>() + head * problem.tokens;
+  std::vector<int64_t> rows;
+  for (int64_t row = 0; row < problem.tokens; ++row) {
+    if (mask[row]) rows.push_back(row);
+  }
+  if (static_cast<int64_t>(rows.size()) == problem.tokens) {
+    find_indices(problem, head, indices);
+    return;
+  }
+  std::fill_n(indices, problem.tokens * problem.k, kPadding);
+  if (rows.empty()) return;
+  const auto real = problem.of_rows(head, rows);
+  std::vector<int64_t> found(rows.size() * static_cast<size_t>(problem.k));
+  find_indices(real, 0, found.data());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    std::copy_n(found.data() + static_cast<int64_t>(i) * problem.k, problem.k,
+                indices + rows[i] * problem.k);
+  }
+}
+
 template <typename T>
 double distance(const T* x, const T* code, int64_t dim, bool cosine) {
   double sum = 0, x_square = 0, code_square = 0;
@@ -88,7 +113,7 @@ double distance(const T* x, const T* code, int64_t dim, bool cosine) {
 }
 
 /// Completes rows that the search left at -1: their indices become 0, 1, .. and their outputs NaN;
-/// fills in codes and distances if requested.
+/// padding gets index -1 and outputs of 0; fills in codes and distances if requested.
 template <typename T>
 void finish_rows(const NearestCodeProblem& problem, int64_t head, int64_t* indices, T* codes,
                  T* distances) {
@@ -97,6 +122,12 @@ void finish_rows(const NearestCodeProblem& problem, int64_t head, int64_t* indic
   constexpr T nan = std::numeric_limits<T>::quiet_NaN();
   const auto finish = [&](int64_t row, int64_t slot) {
     const int64_t place = row * k + slot;
+    if (indices[place] == kPadding) {
+      indices[place] = -1;
+      if (codes) std::fill_n(codes + place * dim, dim, T(0));
+      if (distances) distances[place] = T(0);
+      return;
+    }
     const bool absent = indices[place] < 0;
     if (absent) indices[place] = slot;
     const T* code = data.codebook + indices[place] * dim;
@@ -123,7 +154,11 @@ void search_heads(const NearestCodeProblem& problem, at::Tensor& indices, at::Te
   T* const all_distances = distances.numel() > 0 ? distances.mutable_data_ptr<T>() : nullptr;
   for (int64_t head = 0; head < problem.heads; ++head) {
     int64_t* const head_indices = indices.mutable_data_ptr<int64_t>() + head * places;
-    find_indices(problem, head, head_indices);
+    if (problem.mask.defined()) {
+      find_real_indices(problem, head, head_indices);
+    } else {
+      find_indices(problem, head, head_indices);
+    }
     finish_rows<T>(problem, head, head_indices,
                    all_codes ? all_codes + head * places * problem.dim : nullptr,
                    all_distances ? all_distances + head * places : nullptr);
@@ -134,8 +169,8 @@ detail::NearestCodeTensors nearest_code(const at::Tensor& x, const at::Tensor& c
                                         std::string_view metric,
                                         const std::optional<at::Tensor>& bias,
                                         std::optional<int64_t> topk, bool return_codes,
-                                        bool return_distances) {
-  const NearestCodeProblem problem(x, codebook, metric, bias, topk);
+                                        bool return_distances, const std::optional<at::Tensor>& mask) {
+  const NearestCodeProblem problem(x, codebook, metric, bias, topk, mask);
   const auto options = problem.x.options();
   const auto shape = detail::nearest_code_sizes(x, topk);
   auto codes_shape = shape;

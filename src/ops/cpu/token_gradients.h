@@ -1,6 +1,7 @@
 // Gradients of an estimator to the tokens, with the gradient of the commitment loss added if wanted.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include <ATen/Parallel.h>
@@ -18,6 +19,8 @@ struct TokenRows {
   const T* codes;
   int64_t rows;
   int64_t dim;
+  const bool* mask = nullptr;   ///< null: all rows are real
+  bool passes_padding = false;  ///< whether padding gets `grad` as it is; otherwise 0
 };
 
 /// dx of the rotation trick or, without `rotates`, of straight-through. `commitment`: the factor of
@@ -29,6 +32,14 @@ void write_token_gradients(const TokenRows<T>& from, bool rotates, const T* comm
   at::parallel_for(0, from.rows, 16384 / (dim + 1) + 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t at = row * dim;
+      if (from.mask != nullptr && !from.mask[row]) {
+        if (from.passes_padding) {
+          std::copy_n(from.grad + at, dim, to + at);
+        } else {
+          std::fill_n(to + at, dim, T(0));
+        }
+        continue;
+      }
       const T *grad = from.grad + at, *x = from.x + at, *code = from.codes + at;
       kernels::RotationWeights weights;
       if (rotates) {

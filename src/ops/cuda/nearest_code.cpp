@@ -81,13 +81,16 @@ at::Tensor cuda_decide(const detail::OpenRows& open) {
 NearestCodeTensors cuda_nearest_code(const at::Tensor& x, const at::Tensor& codebook,
                                      std::string_view metric, const std::optional<at::Tensor>& bias,
                                      std::optional<int64_t> topk, bool return_codes,
-                                     bool return_distances) {
-  detail::check_nearest_code(x, codebook, metric, bias, topk);
+                                     bool return_distances, const std::optional<at::Tensor>& mask) {
+  detail::check_nearest_code(x, codebook, metric, bias, topk, mask);
   const OnDevice device(x);
   const NearestCodeProblem problem(x, codebook, metric, bias, topk);
   if (problem.k > 1) {
     const auto decide = problem.dtype == at::kDouble ? cuda_decide<double> : cuda_decide<float>;
-    return detail::nearest_code_by(x, problem, topk, return_codes, return_distances, decide);
+    auto found =
+        detail::nearest_code_by(x, problem, topk, return_codes, return_distances, decide);
+    detail::fill_padding_of(found, mask, topk);
+    return found;
   }
   const auto options = problem.x.options();
   const auto shape = detail::nearest_code_sizes(x, topk);
@@ -102,7 +105,9 @@ NearestCodeTensors cuda_nearest_code(const at::Tensor& x, const at::Tensor& code
   } else {
     cuda_search_heads<float>(problem, device, indices, codes, distances);
   }
-  return {indices, codes, distances};
+  NearestCodeTensors found{std::move(indices), std::move(codes), std::move(distances)};
+  detail::fill_padding_of(found, mask, topk);
+  return found;
 }
 
 }  // namespace

@@ -8,8 +8,9 @@ namespace torchvq {
 namespace {
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> quantize_and_commit(
-    const at::Tensor& x, const at::Tensor& codebook, std::string_view estimator) {
-  detail::check_quantize_and_commit(x, codebook, estimator);
+    const at::Tensor& x, const at::Tensor& codebook, std::string_view estimator,
+    const std::optional<at::Tensor>& mask, bool /*zeros_for_masked*/) {
+  detail::check_quantize_and_commit(x, codebook, estimator, mask);
   const auto rows = detail::wide_rows(x);
   const auto positions = x.sym_sizes().slice(0, x.dim() - 1);
   return {x.new_empty_symint(x.sym_sizes()),
@@ -19,8 +20,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> quantize_and_commit(
 
 at::Tensor quantize_and_commit_backward(const at::Tensor& grad_quantized,
                                         const at::Tensor& grad_commitment, const at::Tensor& x,
-                                        const at::Tensor& codes, bool /*rotates*/) {
-  detail::check_quantize_and_commit_backward(grad_quantized, grad_commitment, x, codes);
+                                        const at::Tensor& codes, bool /*rotates*/,
+                                        const std::optional<at::Tensor>& mask,
+                                        bool /*zeros_for_masked*/) {
+  detail::check_quantize_and_commit_backward(grad_quantized, grad_commitment, x, codes, mask);
   return x.new_empty_symint(x.sym_sizes());
 }
 

@@ -126,6 +126,23 @@ TEST(HierarchicalVQTest, DroppedScalesAreAbsent) {
   EXPECT_FALSE(module(normal({2, 6, 4, 4})).cutoff.has_value());
 }
 
+TEST(HierarchicalVQTest, TheLossOfDroppedScalesHasTheDtypeOfTheTokens) {
+  HierarchicalVQ module(options().nested_dropout(1).kmeans_init(false));
+  module->to(torch::kDouble);
+  for (int step = 0; step < 5; ++step) {
+    EXPECT_EQ(module(normal({2, 6, 4, 4})).loss.scalar_type(), torch::kFloat);
+  }
+}
+
+TEST(HierarchicalVQTest, AFrozenForwardThatDrawsNothingLeavesTheGenerators) {
+  HierarchicalVQ module(options().kmeans_init(false));
+  const auto rng = module->vqs[0]->codebook_state->rng.clone();
+  module->forward(normal({2, 6, 4, 4}), HierarchicalVQForwardOptions().freeze_codebook(true));
+  EXPECT_TRUE(at::equal(module->vqs[0]->codebook_state->rng, rng));
+  module(normal({2, 6, 4, 4}));
+  EXPECT_FALSE(at::equal(module->vqs[0]->codebook_state->rng, rng));
+}
+
 TEST(HierarchicalVQTest, PaddingIsAbsent) {
   HierarchicalVQ module(options().kmeans_init(false));
   module->eval();

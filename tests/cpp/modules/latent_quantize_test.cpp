@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 #include <torch/optim/adam.h>
+#include <torch/optim/sgd.h>
 #include <torch/types.h>
 
 #include <torchvq/modules/latent_quantize.h>
@@ -71,6 +72,26 @@ TEST(LatentQuantizeTest, InPlaceOptimizerStepsAndItsStateIsSaved) {
   EXPECT_TRUE(at::equal(expected, two(x).quantized));
   EXPECT_TRUE(at::equal(expected, copy->forward(x).quantized));
   EXPECT_TRUE(at::equal(one->values()[0], two->values()[0]));
+}
+
+TEST(LatentQuantizeTest, InPlaceOptimizerStepsInInferenceModeAsWithoutGradients) {
+  const auto sgd = [](std::vector<torch::Tensor> parameters) {
+    return std::make_shared<torch::optim::SGD>(std::move(parameters),
+                                               torch::optim::SGDOptions(0.05).momentum(0.9));
+  };
+  const auto x = at::randn({2, 3, 40});
+  std::vector<torch::Tensor> values;
+  for (const bool inference : {false, true}) {
+    LatentQuantize module(options().in_place_codebook_optimizer(sgd));
+    {
+      const torch::NoGradGuard no_grad;
+      const c10::InferenceMode mode(inference);
+      module(x);
+    }
+    module(x);
+    values.push_back(module->values()[0].detach().clone());
+  }
+  EXPECT_TRUE(at::equal(values[0], values[1]));
 }
 
 TEST(LatentQuantizeTest, MaskedTokensAreAbsent) {

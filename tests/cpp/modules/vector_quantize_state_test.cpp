@@ -11,6 +11,7 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 #include <torch/serialize.h>
+#include <torch/types.h>
 
 #include <torchvq/io/safetensors.h>
 
@@ -255,6 +256,33 @@ TEST(VectorQuantizeStateTest, WrongCheckpointsAreNamedAndLeaveTheModule) {
   state["in_place_codebook_optimizer.0.exp_avg"] = at::zeros({1});
   expect_throw_with<c10::ValueError>([&] { load_state_dict(*plain, state); },
                                      "but got in_place_codebook_optimizer.0.exp_avg");
+}
+
+TEST(VectorQuantizeStateTest, InPlaceOptimizerStepsInInferenceModeAsWithoutGradients) {
+  const auto x = normal({2, 30, kDim});
+  const auto mask = at::rand({2, 30}) < 0.7;
+  std::vector<at::Tensor> codes;
+  for (const bool inference : {false, true}) {
+    auto module = make(with_adam());
+    {
+      const torch::NoGradGuard no_grad;
+      const c10::InferenceMode mode(inference);
+      module(x, CallOptions().mask(mask));
+    }
+    module(x);
+    codes.push_back(module->codebook().detach().clone());
+  }
+  EXPECT_TRUE(at::equal(codes[0], codes[1]));
+}
+
+TEST(VectorQuantizeStateTest, ACodebookIsSetFromAViewOfItself) {
+  auto module = make(options());
+  const auto codes = module->codebook().clone();
+  module->set_codebook(module->codebook());
+  EXPECT_TRUE(at::equal(module->codebook(), codes));
+  module->set_codebook(module->codebook().mul_(2));
+  EXPECT_TRUE(at::equal(module->codebook(), codes * 2));
+  EXPECT_TRUE(at::equal(module->codebook_state->embed_avg[0], codes * 2));
 }
 
 TEST(VectorQuantizeStateTest, CandidatesInEvaluationGoWithAnInPlaceOptimizer) {

@@ -152,6 +152,16 @@ std::string level_and_size(const ::testing::TestParamInfo<NearestCodeLevelTest::
   return names[static_cast<int>(std::get<0>(info.param))] + std::to_string(std::get<1>(info.param));
 }
 
+TEST_P(NearestCodeLevelTest, TokensThatAreAllTheSame) {
+  // Codes that a product of the scale of the first cannot tell apart.
+  auto codebook = at::randn({90, 24}) * 1e-6;
+  codebook[0] *= 1e9;
+  auto x = at::randn({size(), 24});
+  x.slice(0, 0, size(), 2).zero_();
+  x.slice(0, 1, size(), 4).copy_(at::full({24}, 1e-3));
+  EXPECT_EQ(to_vector(nearest_code(x, codebook).indices), expected_indices(x, codebook));
+}
+
 INSTANTIATE_TEST_SUITE_P(LevelsAndSizes, NearestCodeLevelTest,
                          ::testing::Combine(::testing::Values(CpuLevel::kDefault, CpuLevel::kAvx2,
                                                               CpuLevel::kAvx512, CpuLevel::kAmx),
@@ -189,6 +199,19 @@ TEST(NearestCodeTest, RowsThatAreNotFiniteGetIndexZeroAndNaN) {
   EXPECT_EQ(out.indices[4].item<int64_t>(), 0);
   EXPECT_EQ(out.indices[9].item<int64_t>(), 0);
   EXPECT_EQ(out.indices.ne(0).sum().item<int64_t>(), 18);
+}
+
+TEST(NearestCodeTest, PaddingHasNoCode) {
+  at::manual_seed(0);
+  auto x = at::randn({2, 20, 3});
+  const auto codebook = at::randn({2, 11, 3}), mask = at::rand({2, 20}) < 0.6;
+  const auto asked = NearestCodeOptions().return_codes(true).return_distances(true);
+  const auto expected = nearest_code(x, codebook, asked);
+  x.masked_fill_(mask.logical_not().unsqueeze(-1), std::numeric_limits<float>::quiet_NaN());
+  const auto found = nearest_code(x, codebook, NearestCodeOptions(asked).mask(mask));
+  EXPECT_TRUE(at::equal(found.indices, expected.indices.masked_fill(mask.logical_not(), -1)));
+  EXPECT_TRUE(at::equal(found.codes, expected.codes * mask.unsqueeze(-1)));
+  EXPECT_TRUE(at::equal(found.distances, expected.distances * mask));
 }
 
 TEST(NearestCodeTest, NoRowsGiveEmptyResults) {
