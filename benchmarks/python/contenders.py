@@ -92,13 +92,15 @@ def quantizers(k: int, d: int, codes: Tensor, decay: float = 0.99) -> dict[str, 
     return modules
 
 
-def training_step(module: nn.Module, x: Tensor) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:
+def training_step(
+    module: nn.Module, x: Tensor, **call: Tensor
+) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:
     """Forward and backward, with a gradient of the output and of the loss. Returns indices, loss, gradient of x."""
     behind = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).div_(x.numel())
 
     def step() -> tuple[Tensor, Tensor, Tensor]:
         leaf = x.detach().requires_grad_()
-        quantized, indices, loss = module(leaf)
+        quantized, indices, loss = module(leaf, **call)
         torch.autograd.backward([quantized, loss], [behind, torch.ones_like(loss)])
         assert leaf.grad is not None
         return indices, loss.detach(), leaf.grad

@@ -34,7 +34,7 @@ def run(settings: Settings) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         cases += [half(x.to(dtype), codes.to(dtype), settings)]
     cases += [step(dtype, x, codes, False, settings) for dtype in (torch.bfloat16, torch.float16)]
-    cases += [step(torch.float32, x, codes, True, settings)]
+    cases += [step(torch.float32, x, codes, True, settings), masked_step(x, codes, settings)]
     write("inputs", cases, settings)
 
 
@@ -43,6 +43,7 @@ def searches(x: Tensor, codes: Tensor, quick: bool) -> dict[str, tuple[Tensor, T
     return {
         "cosine": (F.normalize(x, dim=-1), F.normalize(codes, dim=-1)),
         **close_codes(x, codes),
+        "padding": padded(x, codes),
         "trained": trained(len(x), len(codes), QUICK_STEPS if quick else STEPS),
     }
 
@@ -58,6 +59,14 @@ def close_codes(x: Tensor, codes: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         "duplicated": (x, few.repeat(16, 1)),
         "nearly equal": (x, few.repeat(16, 1) * (1 + 1e-6 * noise)),
     }
+
+
+def padded(x: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
+    """Every third token is zero, among codes most of which training has not reached yet."""
+    rows, codes = x.clone(), codes.clone()
+    rows[::3] = 0
+    codes[len(codes) // 4 :] *= 5e-3
+    return rows, codes
 
 
 def trained(n: int, k: int, steps: int) -> tuple[Tensor, Tensor]:
@@ -132,6 +141,24 @@ def step(dtype: torch.dtype, x: Tensor, codes: Tensor, cosine: bool, settings: S
     tokens = F.normalize(x.float(), dim=-1) if cosine else x.float()
     wrong = checks.nearest({OURS: found[OURS]}, tokens, held, OURS)
     return _case(f"training step, {name}", x, codes, calls, settings, {"rows_not_exact": wrong})
+
+
+def masked_step(x: Tensor, codes: Tensor, settings: Settings) -> Case:
+    """A training step of VectorQuantize in which three in ten tokens are padding."""
+    mask = torch.rand(1, len(x), generator=torch.Generator().manual_seed(2)) > 0.3
+    k, d = codes.shape
+    modules: dict[str, nn.Module] = {
+        OURS: torchvq.VectorQuantize(d, k),
+        "reference": Reference(dim=d, codebook_size=k),
+    }
+    for module in modules.values():
+        module._codebook.embed.data.copy_(codes)
+        module._codebook.embed_avg.data.copy_(codes)
+    calls = {key: training_step(own.train(), x[None], mask=mask) for key, own in modules.items()}
+    found = calls[OURS]()[0][mask]
+    calls["reference"]()
+    wrong = checks.nearest({OURS: found}, x[mask[0]], codes, OURS)
+    return _case("training step, masked", x, codes, calls, settings, {"rows_not_exact": wrong})
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -176,14 +176,12 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
 
         Set ``initted`` to False to repeat k-means: in place (``initted.fill_(False)``), or by assigning a tensor. Only
         an assignment is seen on a GPU with a process group, and only a write outside compiled code, which sees it once
-        this property has been read outside; writes through ``initted.data`` are not seen. A first compiled step
-        without a real token leaves the codes as they were built, also for later ones.
+        this property has been read outside; writes through ``initted.data`` are not seen.
         """
         if torch.compiler.is_compiling():
             # Compiled code cannot read the flag, and is guarded by the value that is known.
             return self._initialised
-        # Other code may write to the flag (a broadcast of buffers, an average of models), or replace it
-        # (torch.func.functional_call).
+        # Other code may write to the flag (a broadcast, an average of models), or replace it (functional_call).
         flag = self._buffers["initted"]
         if type(flag) is Tensor and not flag.is_meta and not is_known(flag, self._initialised_flag):
             if is_mapped(flag):
@@ -301,10 +299,8 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
             _ops.broadcast_state_(state, **ranks.named())
         self.store_embed(embed)
         # Without a real token the codes stay uninitialised. Compiled code cannot check for that.
-        if torch.compiler.is_compiling():
-            self._initialised = True
-        else:
-            self._initialised = self.initialised  # read now, for compilers
+        # Read now, for compilers.
+        self._initialised = True if torch.compiler.is_compiling() else self.initialised
 
     def learn(
         self,
@@ -478,8 +474,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
     # Casts, copies, checkpoints ----------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy reads its own flag: versions of other tensors say nothing about it.
-        return self.__dict__ | {"_initialised_flag": None}
+        return self.__dict__ | {"_initialised_flag": None}  # a copy reads its own flag
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any

@@ -477,14 +477,6 @@ class HierarchicalVQ(WideBuffers):
             "scale_counts", counts.new_zeros(self.num_levels, *counts.shape), persistent=False
         )
 
-    @property
-    def draws(self) -> bool:
-        """Whether a frozen forward draws random numbers."""
-        first = self.levels[0]
-        some_codes = first.has_codebook_orthogonal_loss and first.orthogonal_reg_max_codes
-        noisy = first.stochastic_sample_codes or first.directional_reparam
-        return bool(noisy or self.nested_dropout > 0 or some_codes)
-
     def counts_of_scales(self) -> list[Tensor]:
         """Tokens of each code in the last training forward of this rank, (1, K) for each scale."""
         if self.shared_codebook:

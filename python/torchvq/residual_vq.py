@@ -18,11 +18,7 @@ from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import make_projections, project
 from torchvq._base.ranks import ranks_of
 from torchvq._base.torch_private import is_mapped
-from torchvq._codebook.in_place import (
-    OptimizerInCheckpoint,
-    keep_optimizer_in_checkpoint,
-    step_in_place_optimizer,
-)
+from torchvq._codebook import in_place as _in_place
 from torchvq._codebook.messages import agree_in_stack
 from torchvq._codebook.stats import CodebookStats, read_stats
 from torchvq._residual.at_once import encode_at_once, encodes_at_once
@@ -41,7 +37,7 @@ from torchvq.vector_quantize import VectorQuantize
 _ops = torch.ops.torchvq
 
 
-class ResidualVQ(OptimizerInCheckpoint, nn.Module):
+class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
     """Residual vector quantization: each level quantizes the residual of the levels before.
 
     SoundStream (Zeghidour et al. 2021, arXiv:2107.03312), RQ-VAE (Lee et al. 2022, arXiv:2203.01941). Every level
@@ -185,7 +181,7 @@ class ResidualVQ(OptimizerInCheckpoint, nn.Module):
         self.in_place_codebook_optimizer: Optimizer | None = None
         self.layers = nn.ModuleList(self._make_levels(inner_dim, vq_kwargs))
         if self.in_place_codebook_optimizer is not None:
-            keep_optimizer_in_checkpoint(self)
+            _in_place.keep_optimizer_in_checkpoint(self)
         self.mlps: nn.ModuleList | tuple[None, ...] = (None,) * (self.num_quantizers - 1)
         if implicit_neural_codebook:
             self.mlps = nn.ModuleList(
@@ -479,7 +475,7 @@ class ResidualVQ(OptimizerInCheckpoint, nn.Module):
         """Steps the in-place optimizers of the codebooks, then clears their gradients; does nothing without any."""
         for level in self.levels:
             level.update_in_place_optimizer()
-        step_in_place_optimizer(self)
+        _in_place.step_in_place_optimizer(self)
 
 
 def __getattr__(name: str) -> Any:

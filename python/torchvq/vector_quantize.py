@@ -17,12 +17,8 @@ from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import make_projections, project, projects_nothing
 from torchvq._base.ranks import group_name, ranks_of
 from torchvq._codebook import forward as _forward
+from torchvq._codebook import in_place as _in_place
 from torchvq._codebook.decoding import decode
-from torchvq._codebook.in_place import (
-    OptimizerInCheckpoint,
-    keep_optimizer_in_checkpoint,
-    step_in_place_optimizer,
-)
 from torchvq._codebook.request import Request, check_call
 from torchvq._codebook.stats import CodebookStats, keep_counts, read_stats
 from torchvq._codebook.vector_quantize_options import VectorQuantizeOptions
@@ -39,7 +35,7 @@ if TYPE_CHECKING:
 _ops = torch.ops.torchvq
 
 
-class VectorQuantize(OptimizerInCheckpoint, VectorQuantizeOptions):
+class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
     """Vector quantization of latents, with a codebook that learns by moving averages or by gradient.
 
     Replaces each latent by its nearest code (van den Oord et al. 2017, arXiv:1711.00937). The encoder gets its gradient
@@ -288,7 +284,7 @@ class VectorQuantize(OptimizerInCheckpoint, VectorQuantizeOptions):
             self.in_place_codebook_optimizer = in_place_codebook_optimizer(
                 self._codebook.parameters()
             )
-            keep_optimizer_in_checkpoint(self)
+            _in_place.keep_optimizer_in_checkpoint(self)
 
     # Forward -----------------------------------------------------------------------------------------------
 
@@ -497,7 +493,7 @@ class VectorQuantize(OptimizerInCheckpoint, VectorQuantizeOptions):
 
     def update_in_place_optimizer(self) -> None:
         """Steps the in-place optimizer, then clears its gradients; does nothing without one."""
-        step_in_place_optimizer(self)
+        _in_place.step_in_place_optimizer(self)
 
     def maybe_split_heads_from_input(self, x: Tensor) -> Tensor:
         """(B, N, heads * D) to (heads, B, N, D), with shared codes to (1, B * heads, N, D); unchanged with one head."""

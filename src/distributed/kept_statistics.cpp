@@ -136,8 +136,7 @@ at::Tensor first_candidates(const KeepArguments& arguments, size_t c, const at::
   const int64_t count = kept.size(1);
   if (count == 0) return x.new_empty({kept.size(0), 0, x.size(2)}, x.options().dtype(dtype));
   // All as they are kept, so that the same tokens are chosen whichever of them were kept before.
-  const auto rows =
-      at::cat({kept.narrow(2, 1, x.size(2)), x.to(kept.scalar_type())}, 1).to(dtype);
+  const auto rows = at::cat({kept.narrow(2, 1, x.size(2)), x.to(kept.scalar_type())}, 1).to(dtype);
   const auto mask = arguments.levels.mask_of(c);
   const auto shape = x.sizes().slice(0, 2);
   const auto token_mask =

@@ -162,10 +162,9 @@ namespace ops {
 
 NearestCodeOutput nearest_code(const at::Tensor& x, const at::Tensor& codebook,
                                const NearestCodeOptions& options) {
-  using Signature = detail::NearestCodeTensors(const at::Tensor&, const at::Tensor&,
-                                               std::string_view, const std::optional<at::Tensor>&,
-                                               std::optional<int64_t>, bool, bool,
-                                               const std::optional<at::Tensor>&);
+  using Signature = detail::NearestCodeTensors(
+      const at::Tensor&, const at::Tensor&, std::string_view, const std::optional<at::Tensor>&,
+      std::optional<int64_t>, bool, bool, const std::optional<at::Tensor>&);
   static auto op = detail::op_handle<Signature>("torchvq::nearest_code");
   auto [indices, codes, distances] =
       op.call(x, codebook, options.metric(), options.bias(), options.topk(), options.return_codes(),
@@ -181,7 +180,8 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "nearest_code(Tensor x, Tensor codebook, *, str metric=\"euclidean\", Tensor? bias=None, "
       "int? topk=None, "
-      "bool return_codes=False, bool return_distances=False, Tensor? mask=None) -> (Tensor indices, "
+      "bool return_codes=False, bool return_distances=False, Tensor? mask=None) -> (Tensor "
+      "indices, "
       "Tensor codes, Tensor distances)",
       torchvq::detail::searches());
 }

@@ -115,9 +115,8 @@ at::Tensor quantize_and_commit_backward(const at::Tensor& grad_quantized,
                                         const at::Tensor& codes, bool rotates,
                                         const std::optional<at::Tensor>& mask,
                                         bool zeros_for_masked) {
-  using Signature =
-      at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, bool,
-                 const std::optional<at::Tensor>&, bool);
+  using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                               const at::Tensor&, bool, const std::optional<at::Tensor>&, bool);
   static auto op = detail::op_handle<Signature>("torchvq::quantize_and_commit_backward");
   return op.call(grad_quantized, grad_commitment, x, codes, rotates, mask, zeros_for_masked);
 }
@@ -129,7 +128,8 @@ at::Tensor quantize_and_commit_backward(const at::Tensor& grad_quantized,
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "quantize_and_commit(Tensor x, Tensor codebook, *, str estimator='rotation_trick', "
-      "Tensor? mask=None, bool zeros_for_masked=True) -> (Tensor quantized, Tensor indices, Tensor codes, Tensor commitment)",
+      "Tensor? mask=None, bool zeros_for_masked=True) -> (Tensor quantized, Tensor indices, Tensor "
+      "codes, Tensor commitment)",
       torchvq::detail::searches());
   m.def(
       "quantize_and_commit_backward(Tensor grad_quantized, Tensor grad_commitment, Tensor x, "

@@ -150,7 +150,9 @@ CASES: dict[str, Case] = {
     "nearest_code ties cosine": Case((TIED_X, TIED_CODES), COSINE | dict(return_distances=True)),
     "nearest_code bias": Case((X, CODES), dict(bias=normal(2, 7), topk=2, return_distances=True)),
     "nearest_code half": Case((X.half(), CODES.half()), dict(return_distances=True)),
-    "nearest_code mask": Case((X, CODES), dict(mask=MASK, return_codes=True, return_distances=True)),
+    "nearest_code mask": Case(
+        (X, CODES), dict(mask=MASK, return_codes=True, return_distances=True)
+    ),
     "nearest_code mask topk": Case((X, CODES), dict(mask=MASK, topk=3, return_codes=True)),
     "quantize_and_commit": Case((X, CODES[:1]), exact=False),
     "quantize_and_commit mask": Case((X, CODES[:1]), dict(mask=MASK.reshape(1, 80)), exact=False),

@@ -144,5 +144,7 @@ def test_a_frozen_forward_that_draws_nothing_leaves_the_generators(options):
     module = build(**options).train()
     before = {name: own.clone() for name, own in module.state_dict().items()}
     module(data(2, DIM, 6), freeze_codebook=True)
-    moved = [name for name, own in module.state_dict().items() if not torch.equal(own, before[name])]
+    moved = [
+        name for name, own in module.state_dict().items() if not torch.equal(own, before[name])
+    ]
     assert bool(moved) == bool(options) and all(name.endswith("rng") for name in moved)

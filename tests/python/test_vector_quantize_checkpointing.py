@@ -353,7 +353,9 @@ def look_into(node: Any) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("options", [dict(freeze_codebook=True), dict(commitment_weight=0.0)], ids=str)
+@pytest.mark.parametrize(
+    "options", [dict(freeze_codebook=True), dict(commitment_weight=0.0)], ids=str
+)
 def test_codes_without_a_gradient_get_none(options: dict[str, Any], reentrant: bool) -> None:
     module = VectorQuantize(8, 4, learnable_codebook=True, ema_update=False, **options)
     x = torch.randn(3, 12, 8, requires_grad=True)

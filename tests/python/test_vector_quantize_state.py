@@ -377,9 +377,7 @@ def test_a_codebook_is_assigned_from_a_view_of_itself(heads: int, learnable: boo
 def test_casts_by_type_leave_integers_and_flags() -> None:
     for module in (
         VectorQuantize(DIM, CODES, threshold_ema_dead_code=1, sync_every=2),
-        torchvq.HierarchicalVQ(
-            dim=DIM, codebook_size=CODES, scales=(1, 2), channel_first=False
-        ),
+        torchvq.HierarchicalVQ(dim=DIM, codebook_size=CODES, scales=(1, 2), channel_first=False),
     ):
         before = {name: own.dtype for name, own in module.named_buffers()}
         module.type(torch.float64)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base.integers import as_int64
+from torchvq._base.torch_private import is_jit_traced
 
 _ops = torch.ops.torchvq
 
@@ -103,7 +104,7 @@ class Layout(NamedTuple):
 
     def merge_heads(self, values: Tensor, batch: int, tokens: int) -> Tensor:
         """(H, T, ...) to (B, N, heads, ...)."""
-        if torch.jit.is_tracing():  # which takes sizes that an operator is given as constants
+        if is_jit_traced():  # which takes sizes that an operator is given as constants
             rows = values.transpose(0, 1) if self.separate else values
             return rows.reshape(batch, tokens, self.heads, *values.shape[2:])
         return _ops.merge_heads(values, batch, tokens, self.heads, self.separate)

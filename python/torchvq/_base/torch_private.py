@@ -19,6 +19,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_jit: Any = torch.jit  # has no types
 
 
 class Part(NamedTuple):
@@ -347,6 +348,11 @@ def is_observed(*modules: nn.Module) -> bool:
     except NotImplementedError:
         return True
     return everywhere or any(map(is_observed_itself, modules))
+
+
+def is_jit_traced() -> bool:
+    """Whether torch.jit.trace records the running code."""
+    return bool(_jit.is_tracing())
 
 
 def is_observed_itself(module: nn.Module) -> bool:

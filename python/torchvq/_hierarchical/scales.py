@@ -137,10 +137,18 @@ def finish_scales(hvq: "HierarchicalVQ", done: ScaleWalk, request: ScaleRequest)
         searched, uses = [_together(searched), *searched], [quantizers[0].step_counts, *uses]
         quantizers = quantizers[:1]
     indices, masks = [part.indices for part in searched], [part.mask for part in searched]
-    drew = not request.frozen or hvq.draws
+    drew = not request.frozen or _draws(hvq)
     finish_step(
         quantizers, indices, done.counts, masks, request.ranks, uses, drew=drew, depth=depth
     )
+
+
+def _draws(hvq: "HierarchicalVQ") -> bool:
+    """Whether a frozen forward draws random numbers."""
+    first = hvq.levels[0]
+    some_codes = first.has_codebook_orthogonal_loss and first.orthogonal_reg_max_codes
+    noisy = first.stochastic_sample_codes or first.directional_reparam
+    return bool(noisy or hvq.nested_dropout > 0 or some_codes)
 
 
 def mean_loss(hvq: "HierarchicalVQ", done: ScaleWalk, depth: int | Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torchvq._base import joined as _joined
 from torchvq._base.estimators import estimate
 from torchvq._base.projection import project
+from torchvq._base.torch_private import is_jit_traced
 from torchvq._codebook.losses import SearchedTokens, SearchResult
 from torchvq._codebook.request import Request
 from torchvq._codebook.search import codes_to_search, estimator
@@ -42,7 +43,7 @@ class MLP(nn.Module):
         h = project(self.proj_in, _joined.cat(both, -1))
         for layer in self.layers:
             # Without a graph the sum takes the memory of the layer's output; with one, that may be needed.
-            keeps = torch.is_grad_enabled() or torch.jit.is_tracing()  # a trace may run with a graph
+            keeps = torch.is_grad_enabled() or is_jit_traced()  # a trace may run with a graph
             h = h + layer(h) if keeps else layer(h).add_(h)
         return h.to(codes.dtype)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-_jit: Any = torch.jit
+from torchvq._base.torch_private import is_jit_traced
+
 _prepare = torch.ops.torchvq.prepare_codes
 _version = operator.attrgetter("_version")
 
@@ -87,7 +88,7 @@ def prepared_codes(stack: nn.Module, x: Tensor, codebooks: Sequence[Tensor]) -> 
     been written to.
     """
     # A compiled or traced graph must use the codes of each call; copies would be constants of the first.
-    if torch.compiler.is_compiling() or not _frozen or _jit.is_tracing():
+    if torch.compiler.is_compiling() or not _frozen or is_jit_traced():
         return None
     model = _frozen.get(stack)
     if model is None or x.numel() > _MOST_ROWS * x.shape[1] or not _are_plain(codebooks):

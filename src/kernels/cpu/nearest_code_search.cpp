@@ -56,7 +56,7 @@ struct NearestCodeSearch::Block {
       open;  ///< rows whose winner is not certain, and what a candidate's score must reach
   std::vector<double> limits;
   const float* opened = nullptr;  ///< the row that was opened last, in this block or an earlier one
-  const int64_t* opened_index = nullptr;  ///< where its index is written
+  const int64_t* opened_index = nullptr;                     ///< where its index is written
   std::vector<std::pair<int64_t, const int64_t*>> repeated;  ///< rows equal to it, and its index
   std::vector<int32_t> candidates;  ///< codes among which to decide, in order of index
   std::vector<float> floors;        ///< scores minus their errors

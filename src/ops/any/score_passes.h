@@ -41,7 +41,8 @@ at::Tensor diversity_slopes(const at::Tensor& scores, double temperature,
 
 struct CrossEntropies {
   at::Tensor losses;  ///< (n, 1)
-  at::Tensor slopes;  ///< (n, K), their gradient to the scores times `weight`; undefined if not wanted
+  at::Tensor
+      slopes;  ///< (n, K), their gradient to the scores times `weight`; undefined if not wanted
 };
 
 /// Cross-entropies of softmax(scores) with targets (n, 1); `weight` is (). 0 in rows where `counted` (n, 1) is false,

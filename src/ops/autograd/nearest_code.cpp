@@ -79,8 +79,8 @@ struct NearestCode : torch::autograd::Function<NearestCode> {
                                 codebook.requires_grad() || (bias && bias->requires_grad());
     // A copy, because users may write to the indices they receive.
     const auto indices = differentiable ? out.indices.clone() : out.indices;
-    ctx->save_for_backward({return_distances ? x : at::Tensor(), indices, out.codes,
-                            mask.value_or(at::Tensor())});
+    ctx->save_for_backward(
+        {return_distances ? x : at::Tensor(), indices, out.codes, mask.value_or(at::Tensor())});
     ctx->saved_data["cosine"] = metric == "cosine";
     ctx->saved_data["topk"] = topk.has_value();
     ctx->saved_data["codebook_shape"] = codebook.sym_sizes();
@@ -147,7 +147,8 @@ detail::NearestCodeTensors nearest_code(const at::Tensor& x, const at::Tensor& c
                                         std::string_view metric,
                                         const std::optional<at::Tensor>& bias,
                                         std::optional<int64_t> topk, bool return_codes,
-                                        bool return_distances, const std::optional<at::Tensor>& mask) {
+                                        bool return_distances,
+                                        const std::optional<at::Tensor>& mask) {
   const bool to_codebook = codebook.requires_grad() && (return_codes || return_distances);
   const bool to_others = return_distances && (x.requires_grad() || (bias && bias->requires_grad()));
   if (!at::GradMode::is_enabled() || !(to_codebook || to_others)) {

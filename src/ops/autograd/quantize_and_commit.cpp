@@ -86,8 +86,8 @@ struct QuantizeAndCommit : torch::autograd::Function<QuantizeAndCommit> {
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> quantize_and_commit(
     const at::Tensor& x, const at::Tensor& codebook, std::string_view estimator,
     const std::optional<at::Tensor>& mask, bool zeros_for_masked) {
-  auto found = detail::differentiable<QuantizeAndCommit>(x, codebook, estimator, mask,
-                                                         zeros_for_masked);
+  auto found =
+      detail::differentiable<QuantizeAndCommit>(x, codebook, estimator, mask, zeros_for_masked);
   return {found[0], found[1], found[2], found[3]};
 }
 

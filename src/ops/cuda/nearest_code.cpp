@@ -87,8 +87,7 @@ NearestCodeTensors cuda_nearest_code(const at::Tensor& x, const at::Tensor& code
   const NearestCodeProblem problem(x, codebook, metric, bias, topk);
   if (problem.k > 1) {
     const auto decide = problem.dtype == at::kDouble ? cuda_decide<double> : cuda_decide<float>;
-    auto found =
-        detail::nearest_code_by(x, problem, topk, return_codes, return_distances, decide);
+    auto found = detail::nearest_code_by(x, problem, topk, return_codes, return_distances, decide);
     detail::fill_padding_of(found, mask, topk);
     return found;
   }

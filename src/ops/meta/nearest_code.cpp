@@ -9,7 +9,8 @@ detail::NearestCodeTensors nearest_code(const at::Tensor& x, const at::Tensor& c
                                         std::string_view metric,
                                         const std::optional<at::Tensor>& bias,
                                         std::optional<int64_t> topk, bool return_codes,
-                                        bool return_distances, const std::optional<at::Tensor>& mask) {
+                                        bool return_distances,
+                                        const std::optional<at::Tensor>& mask) {
   detail::check_nearest_code(x, codebook, metric, bias, topk, mask);
   const auto options = x.options().dtype(detail::nearest_code_dtype(x, codebook));
   const auto shape = detail::nearest_code_shape(x, topk);
