@@ -1,6 +1,4 @@
-"""nearest_code and padding: with a mask it has no code and changes no other token's; without one it is tokens that are all
-the same (include/torchvq/ops/nearest_code.h).
-"""
+"""nearest_code and padding: with a mask it has no code and changes no other token's; without one, tokens are the same."""
 
 from __future__ import annotations
 
