@@ -1,4 +1,4 @@
-"""nearest_code and padding: with a mask it has no code and changes no other token's; without one, tokens are the same."""
+"""nearest_code and padding: with a mask it has no code and changes no other token; without one, tokens are the same."""
 
 from __future__ import annotations
 
