@@ -59,9 +59,16 @@ int64_t check_binary_one_hot(const at::Tensor& logits, const at::Tensor& indices
 int64_t check_binary_one_hot_backward(const at::Tensor& grad, const at::Tensor& logits,
                                       const at::Tensor& indices, double temperature) {
   const auto bits = check_binary_one_hot(logits, indices, temperature);
-  TORCH_CHECK_VALUE(grad.dim() == logits.dim() && grad.sym_size(-1) == (int64_t{1} << bits),
-                    "binary_one_hot_backward: expected grad to have shape (*, 2^", bits,
-                    "), but got ", grad.sym_sizes());
+  constexpr auto op = "binary_one_hot_backward";
+  check_floating(op, "grad", grad);
+  check_same_device(op, "logits", logits, "grad", grad);
+  const auto tokens = [](const at::Tensor& tensor) {
+    return tensor.sym_sizes().slice(0, static_cast<size_t>(tensor.dim() - 1));
+  };
+  TORCH_CHECK_VALUE(grad.dim() == logits.dim() && tokens(grad) == tokens(logits) &&
+                        grad.sym_size(-1) == (int64_t{1} << bits),
+                    op, ": expected grad to have the tokens of logits and 2^", bits,
+                    " codes, but got shapes ", grad.sym_sizes(), " and ", logits.sym_sizes());
   return bits;
 }
 

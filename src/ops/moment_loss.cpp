@@ -20,6 +20,15 @@ void detail::check_moment_loss(const at::Tensor& moments, at::ArrayRef<double> t
                     weights.size());
 }
 
+void detail::check_moment_loss_backward(const at::Tensor& grad, const at::Tensor& moments,
+                                        at::ArrayRef<double> targets,
+                                        at::ArrayRef<double> weights) {
+  constexpr auto op = "moment_loss_backward";
+  check_moment_loss(moments, targets, weights);
+  check_floating(op, "grad", grad);
+  check_rank(op, "grad", grad, 0, "()");
+}
+
 ops::MomentLoss ops::moment_loss(const at::Tensor& moments, const MomentTargets& wanted) {
   using Signature =
       detail::MomentLossTensors(const at::Tensor&, at::ArrayRef<double>, at::ArrayRef<double>);

@@ -16,6 +16,9 @@ using MomentLossTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Ten
 void check_moment_loss(const at::Tensor& moments, at::ArrayRef<double> targets,
                        at::ArrayRef<double> weights);
 
+void check_moment_loss_backward(const at::Tensor& grad, const at::Tensor& moments,
+                                at::ArrayRef<double> targets, at::ArrayRef<double> weights);
+
 /// Minimum number of tokens for statistic k.
 constexpr int64_t least_tokens(int64_t k) { return k == 0 ? 1 : 2; }
 

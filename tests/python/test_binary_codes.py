@@ -266,3 +266,10 @@ def test_binary_ops_check(dynamic, generator):
 def test_binary_ops_refuse(call, error, words):
     with pytest.raises(error, match=words):
         call(torch.zeros(4, 3))
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 16), (1, 7, 16), (1, 8, 15), (8, 16)], ids=str)
+def test_a_gradient_of_other_tokens_is_refused(shape):
+    logits, indices = torch.randn(1, 8, 4), torch.zeros(1, 8, dtype=torch.long)
+    with pytest.raises(ValueError, match="binary_one_hot_backward: expected grad to have"):
+        ops.binary_one_hot_backward(torch.empty(shape), logits, indices, 1.0)

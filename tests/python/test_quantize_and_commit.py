@@ -327,6 +327,18 @@ def test_a_token_that_is_not_finite_is_what_its_parts_make_of_it(strange):
         torch.testing.assert_close(own, their, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("codes", DTYPES, ids=str)
+def test_the_tokens_decide_the_precision(dtype, codes):
+    x, codebook = tokens_and_codes((2, 9, 5), dtype)
+    found = with_gradient(ops.quantize_and_commit, x, codebook.to(codes), "rotation_trick")
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    rounded = codebook.to(codes).to(wide)
+    expected = with_gradient(ops.quantize_and_commit, x, rounded, "rotation_trick")
+    assert found[2].dtype == found[3].dtype == wide
+    assert all(torch.equal(own, their) for own, their in zip(found, expected, strict=True))
+
+
 def test_strides_do_not_matter():
     x, codebook = tokens_and_codes((4, 9, 5))
     strided = x.transpose(0, 1).contiguous().transpose(0, 1)

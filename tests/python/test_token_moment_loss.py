@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from support import any_path
+
 ops = torch.ops.torchvq
 TARGETS, WEIGHTS = [0.1, 0.8, 0.2, -0.5], [1.0, 0.7, 0.3, 0.2]
 
@@ -73,3 +75,20 @@ def test_errors_name_the_argument():
         ops.token_moment_loss(
             torch.zeros(3, 2), TARGETS, WEIGHTS, mask=torch.ones(2, dtype=torch.bool)
         )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(moments=torch.empty(1, 0)), "moments to have shape"),
+        (dict(targets=[]), "4 targets and weights"),
+        (dict(grad=torch.ones(2)), "grad to have"),
+    ],
+    ids=["moments", "targets", "grad"],
+)
+def test_wrong_arguments_of_the_gradient_are_refused(change, message):
+    moments = ops.token_moments(torch.randn(1, 8, 4))[None]
+    given = dict(grad=torch.ones(()), moments=moments, targets=TARGETS, weights=WEIGHTS) | change
+    for path in (ops.moment_loss_backward, any_path("moment_loss_backward")):
+        with pytest.raises(ValueError, match=f"expected {message}"):
+            path(**given)

@@ -54,6 +54,7 @@ detail::MomentLossTensors moment_loss(const at::Tensor& moments, at::ArrayRef<do
 
 at::Tensor moment_loss_backward(const at::Tensor& grad_, const at::Tensor& moments,
                                 at::ArrayRef<double> targets, at::ArrayRef<double> weights) {
+  detail::check_moment_loss_backward(grad_, moments, targets, weights);
   const Merged all(moments);
   const auto grad = grad_.to(moments.scalar_type());
   const auto slope = [&](size_t k, const at::Tensor& statistic) {

@@ -22,8 +22,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> quantize_and_commit(
     const std::optional<at::Tensor>& mask, bool zeros_for_masked) {
   detail::check_quantize_and_commit(x, codebook, estimator, mask);
   const auto rows = detail::wide_rows(x);
-  auto nearest =
-      ops::nearest_code(rows, codebook, ops::NearestCodeOptions().return_codes(true).mask(mask));
+  // The tokens decide the precision of the arithmetic.
+  const auto options = ops::NearestCodeOptions().return_codes(true).mask(mask);
+  auto nearest = ops::nearest_code(rows, codebook.to(rows.scalar_type()), options);
   auto& codes = nearest.codes;
   auto commitment = ops::commitment_loss(rows, codes, mask);
   // With any estimator the values are the codes. A copy, because users may write to the result.

@@ -113,6 +113,7 @@ void fill_slopes(const Rows& all, int64_t j, const Feature& feature,
 
 at::Tensor moment_loss_backward(const at::Tensor& grad, const at::Tensor& moments,
                                 at::ArrayRef<double> targets, at::ArrayRef<double> weights) {
+  detail::check_moment_loss_backward(grad, moments, targets, weights);
   const Rows all(moments);
   const double own = grad.item<double>() * 2 / static_cast<double>(all.dim);
   auto result = at::zeros(all.numbers.sizes(), all.numbers.options());

@@ -13,9 +13,9 @@ detail::MomentLossTensors moment_loss(const at::Tensor& moments, at::ArrayRef<do
   return {moments.new_empty({}), statistic(), statistic(), statistic(), statistic()};
 }
 
-at::Tensor moment_loss_backward(const at::Tensor& /*grad*/, const at::Tensor& moments,
-                                at::ArrayRef<double> /*targets*/,
-                                at::ArrayRef<double> /*weights*/) {
+at::Tensor moment_loss_backward(const at::Tensor& grad, const at::Tensor& moments,
+                                at::ArrayRef<double> targets, at::ArrayRef<double> weights) {
+  detail::check_moment_loss_backward(grad, moments, targets, weights);
   return moments.new_empty_symint(moments.sym_sizes());
 }
 
