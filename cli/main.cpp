@@ -2,7 +2,10 @@
 // docs/cli.md.
 #include <torchvq/version.h>
 
+#include <fcntl.h>
+
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
 
 #include "commands.h"
@@ -44,6 +47,17 @@ int parse_failure(CLI::App& program, const CLI::ParseError& error) {
   return kExitBadInput;
 }
 
+/// A program may be started without standard streams. Whatever it opened first would take their descriptors, and what is
+/// written to them would land in its files.
+bool has_standard_streams() {
+  for (int descriptor = 0; descriptor <= 2; ++descriptor) {
+    if (::fcntl(descriptor, F_GETFD) >= 0 || errno != EBADF) continue;
+    // Output that nobody can read is still an error.
+    if (::open("/dev/null", descriptor == 1 ? O_RDONLY : O_RDWR) < 0) return false;
+  }
+  return true;
+}
+
 int run_program(int argc, char** argv) {
   CLI::App program(
       "Vector quantization: fit a codebook to vectors, turn vectors into codes and back.",
@@ -73,6 +87,7 @@ int run_program(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace torchvq::cli;
+  if (!has_standard_streams()) return kExitInternal;
   install_signal_handlers();
   try {
     return run_program(argc, argv);

@@ -59,6 +59,11 @@ class BinaryMapper(NoisyModule):
             not self.vqp_compat if deterministic_on_eval is None else bool(deterministic_on_eval)
         )
 
+    @property
+    def codes(self) -> Tensor:
+        """The bits of all codes, bool (2^H, H), computed at each use."""
+        return (torch.arange(self.num_codes)[:, None] >> torch.arange(self.bits)) % 2 == 1
+
     def extra_repr(self) -> str:
         """The options, for ``print``."""
         return f"bits={self.bits}, kl_loss_threshold={self.kl_loss_threshold:g}"

@@ -135,6 +135,7 @@ class Monitor:
             return
         if self._file is None:
             self.json_lines.parent.mkdir(parents=True, exist_ok=True)
+            _drop_cut_line(self.json_lines)
             self._file = self.json_lines.open("a", encoding="utf-8")
         for name, stats in found.items():
             line = {
@@ -189,6 +190,19 @@ def _codes(vq: VectorQuantize) -> int:
 
 
 # Reading -----------------------------------------------------------------------------------------------------------
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Removes the line that a killed run has left without its end, if any."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        data = file.read()
+        whole = data.rfind(b"\n") + 1
+        if data[whole:].endswith(b"}"):
+            file.write(b"\n")
+        else:
+            file.truncate(whole)
 
 
 def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

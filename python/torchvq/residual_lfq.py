@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.contained import contained
+from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect
 from torchvq._base.projection import is_wide
 from torchvq._residual.engine import stack_levels
@@ -22,7 +23,6 @@ _ops = torch.ops.torchvq
 _OWN = {
     "num_codebooks": "more quantizers, or groups",
     "codebook_scale": "nothing, levels halve it",
-    "channel_first": "is_channel_first",
     "has_projections": "dim",
     "keep_num_codebooks_dim": "nothing",
 }
@@ -97,6 +97,8 @@ class ResidualLFQ(ResidualStack):
         **kwargs: Any,
     ) -> None:
         own = {name: value for name, value in locals().items() if name != "kwargs"}
+        if (first := kwargs.pop("channel_first", None)) is not None:
+            own["is_channel_first"] = is_channel_first = is_channel_first or bool(first)
         for name, instead in _OWN.items():
             given = kwargs.pop(name, None)
             left_out = given is None or (name == "num_codebooks" and given == 1) or given is False
@@ -137,8 +139,9 @@ class ResidualLFQ(ResidualStack):
         """Quantizes x.
 
         Args:
-            x: (B, *, dim) with any number of position axes; with ``is_channel_first`` (B, dim, *). Any floating
-                dtype.
+            x: (B, *, dim) with any number of position axes; with ``is_channel_first`` (B, dim, *). Images and volumes
+                (B, dim, *) are taken, too, if there are no projections: with two or more position axes and dim
+                features on axis 1, that is the axis of features. Any floating dtype.
             mask: bool, one per position (B, *), or per item (B,), True for real tokens. Padding has no effect; its
                 output is zero, its indices -1.
             return_all_codes: append the codes of all levels, (Q, B, *, D); their sum over levels, projected, is the
@@ -154,7 +157,11 @@ class ResidualLFQ(ResidualStack):
             ValueError: wrong shapes. TypeError: wrong dtypes.
         """
         result, _ = self.run(
-            x, mask=mask, return_all_codes=return_all_codes, seed=rand_quantize_dropout_fixed_seed
+            x,
+            mask=mask,
+            return_all_codes=return_all_codes,
+            seed=rand_quantize_dropout_fixed_seed,
+            layout=self._layout_of(x),
         )
         (losses,) = losses_of([self], [result])
         if result.all_codes is not None:
@@ -162,6 +169,11 @@ class ResidualLFQ(ResidualStack):
                 result.quantized, result.indices, losses, result.all_codes
             )
         return ResidualOutput(result.quantized, result.indices, losses)
+
+    def _layout_of(self, x: Tensor) -> Layout:
+        # As in the reference, whose levels take images and volumes as LFQ does.
+        maps = x.dim() >= 4 and not self.has_projections and x.shape[1] == self.dim
+        return self.layout._replace(channel_first=True) if maps else self.layout
 
     @property
     def quantizers(self) -> list[LFQ]:

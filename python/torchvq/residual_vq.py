@@ -391,6 +391,11 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         some_codes = first.has_codebook_orthogonal_loss and first.orthogonal_reg_max_codes
         return bool(noisy or self.quantize_dropout or some_codes)
 
+    @property
+    def vq_is_ema_updating(self) -> bool:
+        """Whether the codebooks follow moving averages."""
+        return self.levels[0].ema_update
+
     def _codebooks(self) -> list[Codebook]:
         levels = self.levels[:1] if self.shared_codebook else self.levels
         return [level._codebook for level in levels]

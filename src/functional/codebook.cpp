@@ -132,11 +132,12 @@ at::Tensor update_affine_(at::Tensor mean, at::Tensor variance, at::Tensor mean_
   at::NoGradGuard no_grad;
   // Rows of all ranks are summed exactly, as if they were the tokens of one code. Subtracting the
   // running mean keeps the one-pass variance accurate for data far from the origin.
-  const auto centre = mean.to(at::kDouble);
+  // Until the first step they hold anything: a fresh checkpoint of the reference has uninitialised memory.
+  const auto centre = mean.masked_fill(mean_needs_init, 0).to(at::kDouble);
   const auto offset = x.to(at::kDouble).sub(centre);
   const auto nowhere = counted_rows(x, mask).squeeze(-1).logical_not().to(at::kLong).neg();
   const auto squares = offset.square();
-  const auto spread = variance.to(at::kDouble).clamp_min(0);
+  const auto spread = variance.masked_fill(variance_needs_init, 1).to(at::kDouble).clamp_min(0);
   const auto [counts, sums, exponents] = sums_of_rows(
       {offset, squares}, nowhere, {ops::code_exponents(spread.sqrt()), ops::code_exponents(spread)},
       {mean, variance, mean_needs_init, variance_needs_init}, sync);

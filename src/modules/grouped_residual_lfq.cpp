@@ -49,7 +49,7 @@ ResidualLFQOutput GroupedResidualLFQImpl::forward(const torch::Tensor& x,
   std::vector<ResidualLFQImpl::Pending> stacks;
   std::optional<int64_t> depth;
   for (size_t group = 0; group < rvqs.size(); ++group) {
-    stacks.push_back(rvqs[group]->start(parts[group], call, depth));
+    stacks.push_back(rvqs[group]->start(parts[group], call, depth, layout.channel_first));
   }
   ResidualLFQImpl::finish(stacks);
   std::vector<torch::Tensor> quantized, indices, losses, codes;

@@ -72,10 +72,13 @@ OptionalTensor Layout::token_mask(const at::Tensor& x, const OptionalTensor& mas
 }
 
 OptionalTensor Layout::mask_of_items(const at::Tensor& x, const OptionalTensor& mask) const {
-  if (!mask || x.dim() < 3 || mask->sizes() != x.sizes().slice(0, 1)) {
-    return token_mask(x, mask, std::nullopt);
-  }
+  if (!mask || x.dim() < 3) return token_mask(x, mask, std::nullopt);
   const auto shape = token_shape(x);
+  const auto positions = c10::multiply_integers(shape.begin() + 1, shape.end());
+  if (mask->sizes() == at::IntArrayRef({shape[0], positions})) {
+    return token_mask(x, mask->reshape(shape), std::nullopt);
+  }
+  if (mask->sizes() != x.sizes().slice(0, 1)) return token_mask(x, mask, std::nullopt);
   std::vector<int64_t> column(shape.size(), 1);
   column[0] = shape[0];
   return token_mask(x, mask->reshape(column).expand(shape), std::nullopt);

@@ -168,15 +168,19 @@ void ResidualLFQImpl::handshake(const std::string& group, const torch::Tensor& x
 ResidualLFQOutput ResidualLFQImpl::forward(const torch::Tensor& x,
                                            const ResidualLFQForwardOptions& call) {
   std::optional<int64_t> depth;
-  std::vector<Pending> stacks{start(x, call, depth)};
+  // As in the reference, whose levels take images and volumes as LFQ does.
+  const bool maps = x.defined() && x.dim() >= 4 && !project_in && x.size(1) == options.dim();
+  std::vector<Pending> stacks{start(x, call, depth, options.is_channel_first() || maps)};
   finish(stacks);
   return stacks[0].output;
 }
 
 ResidualLFQImpl::Pending ResidualLFQImpl::start(const torch::Tensor& x,
                                                 const ResidualLFQForwardOptions& call,
-                                                std::optional<int64_t>& depth) {
-  const auto mask = detail::checked_mask(layout(), x, call.mask());
+                                                std::optional<int64_t>& depth, bool channel_first) {
+  auto own_layout = layout();
+  own_layout.channel_first = channel_first;
+  const auto mask = detail::checked_mask(own_layout, x, call.mask());
   const auto group = levels[0]->group();
   // Before anything is drawn or rotated, so that ranks have equal state.
   if (!group.empty()) handshake(group, x);
@@ -190,8 +194,9 @@ ResidualLFQImpl::Pending ResidualLFQImpl::start(const torch::Tensor& x,
   }
   const auto draw = drawing ? rng.clone() : torch::Tensor();
   Pending pending{.stack = this, .output = {}, .steps = {}};
-  const auto found =
-      detail::run_stack(family(draw, pending.steps), x, mask, *depth, call.return_all_codes());
+  auto own = family(draw, pending.steps);
+  own.layout = own_layout;
+  const auto found = detail::run_stack(own, x, mask, *depth, call.return_all_codes());
   if (drawing || (dropping && !seed)) ops::advance_rng_(rng);
   pending.output = {found.quantized, found.indices, {}, found.all_codes};
   return pending;

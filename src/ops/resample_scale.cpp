@@ -61,6 +61,9 @@ Resampling check_resample_scale(const at::Tensor& input, at::IntArrayRef size,
   const auto cells = check_grid(op, size);
   TORCH_CHECK_VALUE(full.size() == size.size(), op, ": expected full to have ", size.size(),
                     " numbers, but got ", full);
+  for (const auto& positions : full) {
+    TORCH_CHECK_VALUE(positions >= 0, op, ": expected full to be at least 0, but got ", full);
+  }
   if (!to_tokens(known)) {
     TORCH_CHECK_VALUE(input.dim() == 3 && input.sym_size(1) == cells, op,
                       ": expected input to have shape (B, ", cells, ", D), but got ",

@@ -33,7 +33,8 @@ void ResidualFSQOptions::validate() const {
   expect_residual_fsq(num_quantizers() >= 1, "num_quantizers", "at least 1", num_quantizers());
   expect_residual_fsq(dim().value_or(1) >= 1, "dim", "at least 1", dim());
   const auto cutoff = quantize_dropout_cutoff_index(), last = num_quantizers() - 1;
-  expect_residual_fsq(cutoff >= 0 && cutoff <= last, "quantize_dropout_cutoff_index",
+  const bool drops = quantize_dropout() && last > 0;
+  expect_residual_fsq(cutoff >= 0 && (!drops || cutoff <= last), "quantize_dropout_cutoff_index",
                       "in [0, " + std::to_string(last) + "]", cutoff);
   expect_residual_fsq(quantize_dropout_multiple_of() >= 1, "quantize_dropout_multiple_of",
                       "at least 1", quantize_dropout_multiple_of());

@@ -15,7 +15,8 @@ void ResidualLFQOptions::validate() const {
   expect_residual_lfq(dim() >= 1, "dim", "at least 1", dim());
   expect_residual_lfq(num_quantizers() >= 1, "num_quantizers", "at least 1", num_quantizers());
   const auto cutoff = quantize_dropout_cutoff_index(), last = num_quantizers() - 1;
-  expect_residual_lfq(cutoff >= 0 && cutoff <= last, "quantize_dropout_cutoff_index",
+  const bool drops = quantize_dropout() && last > 0;
+  expect_residual_lfq(cutoff >= 0 && (!drops || cutoff <= last), "quantize_dropout_cutoff_index",
                       "in [0, " + std::to_string(last) + "]", cutoff);
   expect_residual_lfq(quantize_dropout_multiple_of() >= 1, "quantize_dropout_multiple_of",
                       "at least 1", quantize_dropout_multiple_of());

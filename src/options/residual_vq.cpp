@@ -35,7 +35,8 @@ void check_ranges(const ResidualVQOptions& o, int64_t levels) {
   expect_residual_vq(o.dim() >= 1, "dim", "at least 1", o.dim());
   expect_residual_vq(o.heads() >= 1, "heads", "at least 1", o.heads());
   const auto cutoff = o.quantize_dropout_cutoff_index();
-  expect_residual_vq(0 <= cutoff && cutoff < levels, "quantize_dropout_cutoff_index",
+  const bool drops = o.quantize_dropout() && levels > 1;
+  expect_residual_vq(0 <= cutoff && (!drops || cutoff < levels), "quantize_dropout_cutoff_index",
                      "in [0, " + std::to_string(levels - 1) + "]", cutoff);
   expect_residual_vq(o.quantize_dropout_multiple_of() >= 1, "quantize_dropout_multiple_of",
                      "at least 1", o.quantize_dropout_multiple_of());

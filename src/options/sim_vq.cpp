@@ -36,7 +36,8 @@ void ResidualSimVQOptions::validate() const {
   expect_residual_sim_vq(heads() >= 1 && dim() % heads() == 0, "heads",
                          "at least 1 and a divisor of dim", heads());
   const auto cutoff = quantize_dropout_cutoff_index(), last = num_quantizers() - 1;
-  expect_residual_sim_vq(cutoff >= 0 && cutoff <= last, "quantize_dropout_cutoff_index",
+  const bool drops = quantize_dropout() && last > 0;
+  expect_residual_sim_vq(cutoff >= 0 && (!drops || cutoff <= last), "quantize_dropout_cutoff_index",
                          "in [0, " + std::to_string(last) + "]", cutoff);
   expect_residual_sim_vq(quantize_dropout_multiple_of() >= 1, "quantize_dropout_multiple_of",
                          "at least 1", quantize_dropout_multiple_of());

@@ -95,7 +95,7 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
   };
   /// Uses `depth` levels if it is given, else sets it to the number used.
   Pending start(const torch::Tensor& x, const ResidualLFQForwardOptions& call,
-                std::optional<int64_t>& depth);
+                std::optional<int64_t>& depth, bool channel_first);
   /// Fills in the losses: one all-reduce for all levels of all stacks.
   static void finish(std::vector<Pending>& stacks);
   detail::Layout layout() const;

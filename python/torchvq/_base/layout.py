@@ -72,10 +72,12 @@ class Layout(NamedTuple):
         return mask.unsqueeze(1) if not positions else mask.flatten(1)
 
     def mask_of_items(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
-        """``token_mask`` for modules that also take a mask with one value per item, (B,)."""
+        """``token_mask`` for modules that also take a mask of items, (B,), or of flat positions, (B, N)."""
         positions = self.positions(x)
         if mask is not None and positions and mask.shape == x.shape[:1]:
             mask = mask.reshape(-1, *[1] * len(positions)).expand(-1, *positions)
+        elif mask is not None and positions and mask.shape == (x.shape[0], positions.numel()):
+            mask = mask.reshape(-1, *positions)
         return self.token_mask(x, mask, None)
 
     def pack(self, x: Tensor) -> Tensor:

@@ -161,9 +161,13 @@ class ResidualStack(RandomState):
         return_all_codes: bool = False,
         seed: int | None = None,
         depth: int | Tensor | None = None,
+        layout: Layout | None = None,
     ) -> tuple[StackResult, int | Tensor]:
-        """The forward of a family; a group passes the ``depth`` of its first stack. Also returns the depth used."""
-        layout = self.layout
+        """The forward of a family; a group passes the ``depth`` of its first stack. Also returns the depth used.
+
+        ``layout`` is that of x. Default: the stack's.
+        """
+        layout = self.layout if layout is None else layout
         layout.check_input(x)
         token_mask = layout.mask_of_items(x, mask)
         inputs = self.prepare_inputs(enter(x, token_mask, layout, self.project_in))
@@ -180,7 +184,7 @@ class ResidualStack(RandomState):
             )
             total, indices, codes = self._merge_heads(total, indices, codes)
             step = self.recorded_step
-        quantized, indices, codes = self._restore(x, token_mask, total, indices, codes)
+        quantized, indices, codes = self._restore(layout, x, token_mask, total, indices, codes)
         if codes is not None and self.vqp_compat:
             # The reference looks the codes up: they have the gradient of decoding, and no noise.
             codes = stack_levels(self._decode(indices), self.num_quantizers, 0)
@@ -252,13 +256,13 @@ class ResidualStack(RandomState):
 
     def _restore(
         self,
+        layout: Layout,
         x: Tensor,
         mask: Tensor | None,
         total: Tensor,
         indices: Tensor,
         all_codes: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        layout = self.layout
         quantized = leave(total, x, mask, layout, self.project_out)
         if mask is not None:
             absent = mask.logical_not().view(*mask.shape, *[1] * (indices.dim() - 2))

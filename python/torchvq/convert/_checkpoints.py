@@ -69,7 +69,7 @@ def _load(file: Path) -> Mapping[str, Tensor]:
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise ConversionError(
             f"expected {file} to hold tensors alone (of a pickled module use torchvq.convert.convert(model, path)), "
-            f"but torch.load cannot read it: {str(error).splitlines()[0]}"
+            f"but torch.load cannot read it: {(str(error) or type(error).__name__).splitlines()[0]}"
         ) from error
     return _state_in(file, loaded)
 

@@ -5,9 +5,11 @@ import copy
 import importlib
 import inspect
 import runpy
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +19,7 @@ import torchvq
 
 REFERENCE = "vector_quantize_pytorch"
 _TOKENS = 512
+_OPTIONS = "_torchvq_options"  # attribute in which a quantizer of the reference keeps its options
 
 
 class MigrationError(Exception):
@@ -69,9 +72,8 @@ class Agreement(NamedTuple):
 
 
 @contextmanager
-def recorded_options() -> Iterator[dict[int, dict[str, Any]]]:
-    """While active, records the options of every quantizer of the reference that is built, by ``id``."""
-    found: dict[int, dict[str, Any]] = {}
+def recorded_options() -> Iterator[None]:
+    """While active, every quantizer of the reference that is built keeps its options, and so do copies of it."""
     classes = {name: getattr(_reference(), name) for name in _names()}
     originals = {name: cls.__init__ for name, cls in classes.items()}
 
@@ -82,7 +84,7 @@ def recorded_options() -> Iterator[dict[int, dict[str, Any]]]:
             for name, parameter in inspect.signature(original).parameters.items():
                 if parameter.kind is parameter.VAR_KEYWORD:
                     given |= given.pop(name, {})
-            found.setdefault(id(self), copy.deepcopy(given))
+            self.__dict__.setdefault(_OPTIONS, copy.deepcopy(given))
             original(self, *args, **kwargs)
 
         return __init__
@@ -90,7 +92,7 @@ def recorded_options() -> Iterator[dict[int, dict[str, Any]]]:
     for name, cls in classes.items():
         cls.__init__ = recording(originals[name])
     try:
-        yield found
+        yield
     finally:
         for name, cls in classes.items():
             cls.__init__ = originals[name]
@@ -98,7 +100,7 @@ def recorded_options() -> Iterator[dict[int, dict[str, Any]]]:
 
 def model_of_file(path: str, name: str) -> tuple[nn.Module, list[Found]]:
     """Runs a Python file; ``name`` in it is a module, or a function without arguments that returns one."""
-    with recorded_options() as options:
+    with recorded_options(), _as_a_program(path):
         variables = runpy.run_path(path)
         if name not in variables:
             raise MigrationError(
@@ -111,7 +113,19 @@ def model_of_file(path: str, name: str) -> tuple[nn.Module, list[Found]]:
         raise MigrationError(
             f"{path}: expected {name} to be a module, but got {type(model).__name__}"
         )
-    return model, quantizers_of(model, options)
+    return model, quantizers_of(model)
+
+
+@contextmanager
+def _as_a_program(path: str) -> Iterator[None]:
+    """The module path and the arguments with which `python path` runs a file."""
+    before = sys.path[:], sys.argv[:]
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    sys.argv[:] = [path]
+    try:
+        yield
+    finally:
+        sys.path[:], sys.argv[:] = before
 
 
 def model_of_call(text: str) -> tuple[nn.Module, list[Found]]:
@@ -122,6 +136,8 @@ def model_of_call(text: str) -> tuple[nn.Module, list[Found]]:
             raise ValueError(text)
         name = call.func.id
         args = [ast.literal_eval(value) for value in call.args]
+        if any(word.arg is None for word in call.keywords):
+            raise ValueError(text)
         options = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     except (SyntaxError, ValueError) as error:
         raise MigrationError(
@@ -129,18 +145,25 @@ def model_of_call(text: str) -> tuple[nn.Module, list[Found]]:
         ) from error
     if name not in _names():
         raise MigrationError(f"--build: expected one of {', '.join(_names())}, but got {name}")
-    with recorded_options() as recorded:
+    with recorded_options():
         model = getattr(_reference(), name)(*args, **options)
-    return model, quantizers_of(model, recorded)
+    return model, quantizers_of(model)
 
 
-def quantizers_of(model: nn.Module, options: Mapping[int, dict[str, Any]]) -> list[Found]:
+def quantizers_of(model: nn.Module) -> list[Found]:
     """The outermost quantizers of the reference in a model."""
     found: list[Found] = []
+    classes = tuple(getattr(_reference(), name) for name in _names())
     for path, module in model.named_modules():
         inside = any(path.startswith(f"{other.path}.") or other.path == "" for other in found)
-        if not inside and type(module).__name__ in _names() and id(module) in options:
-            found.append(Found(path, module, options[id(module)]))
+        if inside or not isinstance(module, classes) or _OPTIONS not in module.__dict__:
+            continue
+        if type(module) not in classes:
+            raise MigrationError(
+                f"expected the reference's own classes, but {path or 'the model'} is a {type(module).__name__}, "
+                "which is derived from one; derive it from torchvq's instead"
+            )
+        found.append(Found(path, module, module.__dict__[_OPTIONS]))
     return found
 
 

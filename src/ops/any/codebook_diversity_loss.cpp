@@ -162,7 +162,11 @@ DiversityLosses codebook_diversity_loss_forward(const at::Tensor& x, const at::T
     auto weight = (mean.tokens.clamp_min(1) * heads).reciprocal() * temperature;
     if (mean.ranks.defined()) weight = weight * mean.ranks;
     head.backward(mean.log_p, weight, std::move(kept), grad_x, grad_codes);
-    if (wanted[1]) grads.codebook[h].copy_(scores.codes_gradient(grad_codes));
+    if (wanted[1]) {
+      // Without a token, codes that are not finite have a zero gradient, too.
+      const auto grad = scores.codes_gradient(grad_codes);
+      grads.codebook[h].copy_(grad.masked_fill(head_counted.any().logical_not(), 0));
+    }
   }
   return {loss.to(detail::value_dtype(x, codebook)), grads.x, grads.codebook};
 }

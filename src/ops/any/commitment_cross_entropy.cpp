@@ -76,7 +76,11 @@ CrossEntropyLosses commitment_cross_entropy_forward(const at::Tensor& x, const a
     for (int64_t from = 0; from < tokens; from += block) {
       loss.add_(head.block_loss(from, std::min(block, tokens - from)));
     }
-    if (wanted[1]) grads.codebook[h].copy_(scores.codes_gradient(head.grad_codes));
+    if (wanted[1]) {
+      // Without a target, codes that are not finite have a zero gradient, too.
+      const auto grad = scores.codes_gradient(head.grad_codes);
+      grads.codebook[h].copy_(grad.masked_fill(head_counted.any().logical_not(), 0));
+    }
   }
   return {(loss * weight).to(detail::value_dtype(x, codebook)), grads.x, grads.codebook};
 }
