@@ -127,3 +127,18 @@ def test_links_that_lead_nowhere(folder: Path) -> None:
         cwd=folder,
     )
     assert (folder / "link.npy").is_symlink()
+
+
+@pytest.mark.timeout(60)
+def test_no_file_takes_the_place_of_a_standard_stream(folder: Path) -> None:
+    """Otherwise what is written to standard error lands in the output."""
+    np.save(folder / "many.npy", np.zeros((200_000, 4), np.float32))
+    os.mkfifo(folder / "pipe.npy")
+    command = f"exec {cli_path()} encode codec.safetensors many.npy -o pipe.npy <&- 2>&-"
+    with subprocess.Popen(["bash", "-c", command], cwd=folder, stdout=subprocess.PIPE) as process:
+        with (folder / "pipe.npy").open("rb") as pipe:
+            pipe.read(1)  # more than a pipe holds is left, so that the program is still there
+            opened = {n: os.readlink(f"/proc/{process.pid}/fd/{n}") for n in (0, 2)}
+            pipe.read()
+        assert process.wait() == 0
+    assert opened == {0: "/dev/null", 2: "/dev/null"}

@@ -70,6 +70,63 @@ def test_a_model_in_a_file(tmp_path: Path, capsys) -> None:
     assert torch.equal(ours.eval()(x)[1], theirs(x)[1])
 
 
+COPIES = """
+import copy
+from torch import nn
+from vector_quantize_pytorch import VectorQuantize
+from beside import OPTIONS
+
+vq = VectorQuantize(dim=8, codebook_size=16, **OPTIONS)
+model = nn.ModuleList([vq, copy.deepcopy(vq)])
+"""
+DERIVED = """
+from torch import nn
+from vector_quantize_pytorch import FSQ, VectorQuantize
+
+class Mine(VectorQuantize):
+    pass
+
+model = nn.ModuleList([FSQ([8, 5, 5]), Mine(dim=8, codebook_size=16)])
+"""
+REUSED = """
+import gc
+from vector_quantize_pytorch import VectorQuantize
+
+gone, kept = set(), []
+for _ in range(50):
+    one = VectorQuantize(dim=8, codebook_size=16, use_cosine_sim=True)
+    gone.add(id(one))
+    del one
+    gc.collect()
+for _ in range(400):  # until one gets the address of one that is gone
+    model = VectorQuantize(dim=8, codebook_size=16)
+    kept.append(model)
+    if id(model) in gone:
+        break
+"""
+
+
+def test_copies_are_converted_and_files_run_with_their_folder(tmp_path: Path, capsys) -> None:
+    (tmp_path / "beside.py").write_text("OPTIONS = dict(decay=0.9)\n")
+    (tmp_path / "model.py").write_text(COPIES)
+    status, said, _ = run(capsys, tmp_path / "model.py")
+    assert status == 0 and said.count("512 of 512 tokens equal") == 2
+    assert said.count("decay=0.9") >= 2
+
+
+def test_a_derived_class_is_refused(tmp_path: Path, capsys) -> None:
+    (tmp_path / "model.py").write_text(DERIVED)
+    status, _, complaint = run(capsys, tmp_path / "model.py")
+    assert status == 2 and "1 is a Mine, which is derived" in complaint
+
+
+def test_no_quantizer_has_the_options_of_one_that_is_gone(tmp_path: Path, capsys) -> None:
+    (tmp_path / "model.py").write_text(REUSED)
+    status, said, _ = run(capsys, tmp_path / "model.py")
+    assert status == 0 and "use_cosine_sim" not in said.split("differences")[0]
+    assert "512 of 512 tokens equal" in said
+
+
 def test_codes_before_k_means_are_not_compared(tmp_path: Path, capsys) -> None:
     """They are all zero, so every token has the same distance to each."""
     call = "VectorQuantize(dim=8, codebook_size=16, kmeans_init=True)"

@@ -172,6 +172,20 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
         read_json_lines(file)
 
 
+@pytest.mark.parametrize("cut", [0, 1, 30])
+def test_a_resumed_run_ends_the_line_that_was_cut(tmp_path: Path, cut: int) -> None:
+    support.seed_everything()
+    model, file = Model(), tmp_path / "run.jsonl"
+    train(Monitor(model, json_lines=file), model, range(2))
+    whole = read_json_lines(file)
+    text = file.read_text()
+    file.write_text(text[: len(text) - cut])
+    train(Monitor(model, json_lines=file), model, range(2, 3))
+    steps = [record["step"] for record in read_json_lines(file)]
+    kept = [record["step"] for record in whole]
+    assert steps == kept[: len(kept) - (cut > 1)] + [2] * (len(kept) // 2)
+
+
 def test_a_plot_has_a_line_per_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.axes import Axes
 
