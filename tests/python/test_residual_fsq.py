@@ -270,7 +270,7 @@ def test_state_of_the_reference_loads_and_steps_resume():
         (dict(levels=[1]), ValueError, "levels"),
         (dict(num_quantizers=0), ValueError, "num_quantizers"),
         (dict(dim=0), ValueError, "dim"),
-        (dict(quantize_dropout_cutoff_index=3), ValueError, "cutoff"),
+        (dict(quantize_dropout=True, quantize_dropout_cutoff_index=3), ValueError, "cutoff"),
         (dict(quantize_dropout_multiple_of=0), ValueError, "multiple"),
         (dict(soft_clamp_input_value=1.0), ValueError, "bound_hard_clamp"),
         (dict(bound_hard_clamp=False, soft_clamp_input_value=-1.0), ValueError, "positive"),

@@ -234,7 +234,8 @@ def test_one_warning_for_a_stack(caplog):
         (dict(num_codebooks=2), "num_codebooks"),
         (dict(codebook_scale=2.0), "codebook_scale"),
         (dict(num_quantizers=0), "num_quantizers"),
-        (dict(quantize_dropout_cutoff_index=3), "cutoff"),
+        (dict(quantize_dropout=True, quantize_dropout_cutoff_index=3), "cutoff"),
+        (dict(quantize_dropout_cutoff_index=-1), "cutoff"),
         (dict(soft_clamp_input_value=0.5), "soft_clamp"),
     ],
 )

@@ -166,7 +166,7 @@ def test_a_checkpoint_has_the_reference_s_names():
         (dict(heads=4), "expected heads to be at least 1 and a divisor of dim, but got 4"),
         (dict(heads=0), "expected heads to be at least 1"),
         (
-            dict(quantize_dropout_cutoff_index=3),
+            dict(quantize_dropout=True, quantize_dropout_cutoff_index=3),
             r"expected quantize_dropout_cutoff_index to be in \[0, 2\]",
         ),
         (

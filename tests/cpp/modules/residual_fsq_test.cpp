@@ -183,7 +183,8 @@ TEST(ResidualFSQTest, BadOptionsAndInputsAreRefused) {
       },
       "a positive finite number, or 3 of them");
   expect_throw_with<c10::ValueError>(
-      [] { ResidualFSQ(options().quantize_dropout_cutoff_index(3)); }, "cutoff_index");
+      [] { ResidualFSQ(options().quantize_dropout(true).quantize_dropout_cutoff_index(3)); },
+      "cutoff_index");
   expect_throw_with<c10::ValueError>(
       [] { GroupedResidualFSQ(GroupedResidualFSQOptions(8, options()).groups(3)); }, "multiple");
   ResidualFSQ stack(options());

@@ -59,6 +59,17 @@ TEST(ResidualLFQTest, EveryVariantDecodesItsIndices) {
   }
 }
 
+TEST(ResidualLFQTest, TakesImagesAndVolumesAsFeaturesFirst) {
+  ResidualLFQ plain(options()), first(options().is_channel_first(true));
+  plain->eval(), first->eval();
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{2, 4, 3, 3}, {2, 4, 4, 4}}) {
+    const auto x = normal(shape);
+    const auto found = plain(x), expected = first(x);
+    EXPECT_TRUE(at::equal(found.quantized, expected.quantized));
+    EXPECT_TRUE(at::equal(found.indices, expected.indices));
+  }
+}
+
 TEST(ResidualLFQTest, GainIsOneOrThatOfTheReference) {
   for (const bool compat : {false, true}) {
     auto own = options().vqp_compat(compat);
@@ -116,7 +127,8 @@ TEST(ResidualLFQTest, OptionsAreChecked) {
   EXPECT_THROW(ResidualLFQ(ResidualLFQOptions(4, 3, 10)), c10::ValueError);
   EXPECT_THROW(ResidualLFQ(ResidualLFQOptions(4, 0, 16)), c10::ValueError);
   EXPECT_THROW(ResidualLFQ(ResidualLFQOptions(0, 3, 16)), c10::ValueError);
-  EXPECT_THROW(ResidualLFQ(options().quantize_dropout_cutoff_index(3)), c10::ValueError);
+  EXPECT_THROW(ResidualLFQ(options().quantize_dropout(true).quantize_dropout_cutoff_index(3)),
+               c10::ValueError);
   EXPECT_THROW(ResidualLFQ(options().soft_clamp_input_value(0.5)), c10::ValueError);
   EXPECT_THROW(ResidualLFQ(options().lfq(LFQOptions().num_codebooks(2))), c10::ValueError);
   EXPECT_THROW(GroupedResidualLFQ(GroupedResidualLFQOptions(7, options()).groups(2)),

@@ -121,7 +121,8 @@ TEST(ResidualSimVQTest, OptionsAndInputAreChecked) {
   EXPECT_THROW(ResidualSimVQ(ResidualSimVQOptions(6, 0, 11)), c10::ValueError);
   EXPECT_THROW(ResidualSimVQ(ResidualSimVQOptions(6, 3, 0)), c10::ValueError);
   EXPECT_THROW(ResidualSimVQ(options().heads(4)), c10::ValueError);
-  EXPECT_THROW(ResidualSimVQ(options().quantize_dropout_cutoff_index(3)), c10::ValueError);
+  EXPECT_THROW(ResidualSimVQ(options().quantize_dropout(true).quantize_dropout_cutoff_index(3)),
+               c10::ValueError);
   EXPECT_THROW(ResidualSimVQ(options().quantize_dropout_multiple_of(0)), c10::ValueError);
   EXPECT_THROW(ResidualSimVQ(options().eval_beam_size(0)), c10::ValueError);
   ResidualSimVQ stack(options().heads(2));

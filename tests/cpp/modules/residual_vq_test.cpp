@@ -261,7 +261,8 @@ TEST(ResidualVQTest, WrongOptionsAreNamed) {
   refuse(StackOptions(kDim), "ResidualVQ: expected num_quantizers to be at least 1, but got None");
   refuse(stack_options().codebook_size({4, 5}), "num_quantizers to be the number of codebook");
   refuse(StackOptions(kDim).codebook_size({4, 5}).shared_codebook(true), "codebook is shared");
-  refuse(stack_options().quantize_dropout_cutoff_index(3), "in [0, 2], but got 3");
+  refuse(stack_options().quantize_dropout(true).quantize_dropout_cutoff_index(3),
+         "in [0, 2], but got 3");
   refuse(stack_options().quantize_dropout_multiple_of(0), "multiple_of to be at least 1");
   refuse(stack_options().quant_grad_frac(1.5), "quant_grad_frac to be in [0, 1], but got 1.5");
   refuse(stack_options().beam_size(0), "expected beam_size to be at least 1, but got 0");
