@@ -172,7 +172,8 @@ class ResidualLFQ(ResidualStack):
 
     def _layout_of(self, x: Tensor) -> Layout:
         # As in the reference, whose levels take images and volumes as LFQ does.
-        maps = x.dim() >= 4 and not self.has_projections and x.shape[1] == self.dim
+        maps = isinstance(x, Tensor) and x.dim() >= 4 and not self.has_projections
+        maps = maps and x.shape[1] == self.dim
         return self.layout._replace(channel_first=True) if maps else self.layout
 
     @property
