@@ -76,9 +76,9 @@ class Layout(NamedTuple):
         positions = self.positions(x)
         if mask is not None and positions and mask.shape == x.shape[:1]:
             mask = mask.reshape(-1, *[1] * len(positions)).expand(-1, *positions)
-        elif mask is not None and len(positions) > 1:
-            if mask.shape == (x.shape[0], positions.numel()):
-                mask = mask.reshape(x.shape[0], *positions)
+        flat = len(positions) > 1 and (x.shape[0], positions.numel())
+        if mask is not None and mask.shape == flat:
+            mask = mask.reshape(x.shape[0], *positions)
         return self.token_mask(x, mask, None)
 
     def pack(self, x: Tensor) -> Tensor:
