@@ -97,8 +97,10 @@ class ResidualLFQ(ResidualStack):
         **kwargs: Any,
     ) -> None:
         own = {name: value for name, value in locals().items() if name != "kwargs"}
-        if (first := kwargs.pop("channel_first", None)) is not None:
-            own["is_channel_first"] = is_channel_first = is_channel_first or bool(first)
+        # The name of LFQ's option.
+        own["is_channel_first"] = is_channel_first = is_channel_first or (
+            kwargs.pop("channel_first", None) or False
+        )
         for name, instead in _OWN.items():
             given = kwargs.pop(name, None)
             left_out = given is None or (name == "num_codebooks" and given == 1) or given is False

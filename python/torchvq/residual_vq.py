@@ -20,7 +20,7 @@ from torchvq._base.ranks import ranks_of
 from torchvq._base.torch_private import is_mapped
 from torchvq._codebook import in_place as _in_place
 from torchvq._codebook.messages import agree_in_stack
-from torchvq._codebook.stats import CodebookStats, read_stats
+from torchvq._codebook.stats import CodebookStats, draws_frozen, read_stats
 from torchvq._residual.at_once import encode_at_once, encodes_at_once
 from torchvq._residual.calls import beam_of, options_text, sees_padding, targets_of
 from torchvq._residual.decode import decode_levels, decode_sum
@@ -386,10 +386,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
     @property
     def draws(self) -> bool:
         """Whether a frozen stack draws random numbers."""
-        first = self.levels[0]
-        noisy = first.stochastic_sample_codes or first.directional_reparam or self.diveq
-        some_codes = first.has_codebook_orthogonal_loss and first.orthogonal_reg_max_codes
-        return bool(noisy or self.quantize_dropout or some_codes)
+        return draws_frozen(self.levels[0]) or self.diveq or self.quantize_dropout
 
     @property
     def vq_is_ema_updating(self) -> bool:

@@ -110,3 +110,8 @@ def test_names_that_users_read() -> None:
     for options in ({}, dict(learnable_codebook=True, ema_update=False)):
         stacks = both("ResidualVQ", dim=4, codebook_size=8, num_quantizers=2, **options)
         assert stacks[0].vq_is_ema_updating == stacks[1].vq_is_ema_updating
+
+
+def test_residual_lfq_takes_no_text_for_channel_first() -> None:
+    with pytest.raises(TypeError, match="is_channel_first"):
+        torchvq.ResidualLFQ(**SIGNS, channel_first="False")

@@ -13,6 +13,15 @@ from torchvq._base.wide_buffers import WideBuffers, keeps_dtype
 KEPT = ("kept_steps", "kept_counts", "kept_sums", "kept_exponents", "kept_candidates")
 
 
+def _kept_part(place: int) -> property:
+    def part(self: "KeptStatistics") -> Tensor:
+        if not self._kept:
+            raise AttributeError(KEPT[place])
+        return self._kept[place]
+
+    return property(part)
+
+
 class KeptStatistics(WideBuffers):
     """A module that may accumulate its statistics over several steps (``sync_every``); see ``keep_statistics``.
 
@@ -34,6 +43,11 @@ class KeptStatistics(WideBuffers):
     _kept: list[Tensor]
     _pending: Statistics | None  # of calls that are joined to the next one
 
+    # torch.distributed.checkpoint looks up every key of the state dict as an attribute.
+    kept_steps, kept_counts, kept_sums, kept_exponents, kept_candidates = map(
+        _kept_part, range(len(KEPT))
+    )
+
     def __init__(self) -> None:
         super().__init__()
         keep_values(self, sync_every=1, _kept=[], _pending=None)
@@ -52,12 +66,6 @@ class KeptStatistics(WideBuffers):
                 heads, size if candidates else 0, 1 + dim, dtype=codes.dtype, device=codes.device
             ),
         ]
-
-    def __getattr__(self, name: str) -> Any:
-        # torch.distributed.checkpoint looks up every key of the state dict as an attribute.
-        if name in KEPT and self._kept:
-            return self._kept[KEPT.index(name)]
-        return super().__getattr__(name)
 
     @property
     def has_pending(self) -> bool:

@@ -56,6 +56,12 @@ def begin_step(codebooks: Sequence["Codebook"]) -> None:
             codebook.replaced.zero_()
 
 
+def draws_frozen(vq: "VectorQuantize") -> bool:
+    """Whether a frozen training forward of a quantizer draws random numbers."""
+    some_codes = vq.has_codebook_orthogonal_loss and vq.orthogonal_reg_max_codes
+    return bool(vq.stochastic_sample_codes or vq.directional_reparam or some_codes)
+
+
 def finish_step(
     quantizers: Sequence["VectorQuantize"],
     indices: Sequence[Tensor],

@@ -22,7 +22,7 @@ from torchvq._codebook.request import (
     request_of_level,
 )
 from torchvq._codebook.search import choose, prepare
-from torchvq._codebook.stats import begin_step, finish_step
+from torchvq._codebook.stats import begin_step, draws_frozen, finish_step
 from torchvq._residual.engine import levels_to_walk, only_if
 from torchvq.vector_quantize import VectorQuantize
 
@@ -137,18 +137,10 @@ def finish_scales(hvq: "HierarchicalVQ", done: ScaleWalk, request: ScaleRequest)
         searched, uses = [_together(searched), *searched], [quantizers[0].step_counts, *uses]
         quantizers = quantizers[:1]
     indices, masks = [part.indices for part in searched], [part.mask for part in searched]
-    drew = not request.frozen or _draws(hvq)
+    drew = not request.frozen or hvq.nested_dropout > 0 or draws_frozen(hvq.levels[0])
     finish_step(
         quantizers, indices, done.counts, masks, request.ranks, uses, drew=drew, depth=depth
     )
-
-
-def _draws(hvq: "HierarchicalVQ") -> bool:
-    """Whether a frozen forward draws random numbers."""
-    first = hvq.levels[0]
-    some_codes = first.has_codebook_orthogonal_loss and first.orthogonal_reg_max_codes
-    noisy = first.stochastic_sample_codes or first.directional_reparam
-    return bool(noisy or hvq.nested_dropout > 0 or some_codes)
 
 
 def mean_loss(hvq: "HierarchicalVQ", done: ScaleWalk, depth: int | Tensor) -> Tensor:
