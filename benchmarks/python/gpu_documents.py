@@ -115,10 +115,10 @@ def _state(document: Document) -> str:
         lines.append(f"- {status}: {', '.join(names)}.")
     ranks = _section(document, "ranks").get("ranks")
     if ranks:
-        one = "; NCCL refused two on one card" if "two_ranks" in ranks else ""
-        lines.append(
-            f"- NCCL, {ranks['ranks']} rank(s) on the card: {ranks['failed'] or 'the codebook of one process'}{one}."
-        )
+        counts = ", ".join(map(str, ranks["ranks"])) or "no"
+        result = "learn what one process learns"
+        failed = f"; failed: {ranks['failed']}" if ranks["failed"] else ""
+        lines.append(f"- NCCL, {counts} ranks on the card: {result}{failed}.")
     lines += [
         f"- Left out for want of {name}: {lost}." for name, lost in document["left_out"].items()
     ]

@@ -48,7 +48,7 @@ void ReconstructionError::add(const at::Tensor& x, const at::Tensor& decoded) {
       " and ", decoded.sizes());
   const bool wide = x.scalar_type() == at::kDouble || decoded.scalar_type() == at::kDouble;
   const auto dtype = wide ? at::kDouble : at::kFloat;
-  const auto a = x.to(dtype).contiguous(), b = decoded.to(dtype).contiguous();
+  const auto a = x.to(at::kCPU, dtype).contiguous(), b = decoded.to(at::kCPU, dtype).contiguous();
   const auto sums = wide ? sum_rows<double>(a, b) : sum_rows<float>(a, b);
   for (const auto& row : sums) {
     squared_error_.add(row.error);

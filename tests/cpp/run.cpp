@@ -1,6 +1,6 @@
 // Runs the C++ side of a comparison in a Python test.
 //
-//   torchvq_run fsq IN OUT levels=8,5,5 [option=value ...]      also evo_lfq, lfq, residual_vq, ...
+//   torchvq_run fsq IN OUT levels=8,5,5 [device=cuda] [option=value ...]      also evo_lfq, lfq, residual_vq, ...
 //   torchvq_run convert IN OUT [IN OUT ...]
 //   torchvq_run serve      reads arguments of such runs from standard input, prints their statuses
 #include "run.h"
@@ -44,6 +44,7 @@ void run(const std::string& name, const std::vector<std::string>& arguments) {
     const auto split = argument.find('=');
     words[argument.substr(0, split)] = argument.substr(split + 1);
   }
+  if (const auto device = words.extract("device")) run_device() = c10::Device(device.mapped());
   kModules.at(name)(arguments[0], arguments[1], words);
 }
 
@@ -88,6 +89,12 @@ int serve() {
 }
 
 }  // namespace
+
+c10::Device& run_device() {
+  static c10::Device device(c10::kCPU);
+  return device;
+}
+
 }  // namespace torchvq::testing
 
 int main(int argc, char** argv) {

@@ -5,10 +5,15 @@
 #include <string>
 #include <vector>
 
+#include <c10/core/Device.h>
+
 namespace torchvq::testing {
 
 /// The arguments "name=text".
 using Words = std::map<std::string, std::string>;
+
+/// Where modules run: the argument "device=cuda", else the CPU.
+c10::Device& run_device();
 
 // Each runs a kind of module on the safetensors file `from`; its source describes the tensors.
 void run_evo_lfq(const std::string& from, const std::string& to, const Words& words);

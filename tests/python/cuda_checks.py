@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "matrix"))
 
 import classes
 import nearest_code_rows
+from cli_support import run_cpp_module
 from device_cases import CASES
 
 ops = torch.ops.torchvq
@@ -31,6 +33,18 @@ LEARNS_ALIKE = [
 ]
 # The card's logarithm is off by one unit in the last place; the simulated device has that of the CPU.
 ROUNDED_BY_THE_CARD = {"binary_kl_loss quotient"}
+# The program of tests/cpp/run.cpp for a class, by the end of the class's name; others are "scalar" with a class.
+CPP_PROGRAMS = {
+    "VectorQuantize": "vector_quantize",
+    "ResidualVQ": "residual_vq",
+    "SimVQ": "sim_vq",
+    "RandomProjectionQuantizer": "sim_vq",
+    "HierarchicalVQ": "hierarchical_vq",
+    "FSQ": "fsq",
+    "LFQ": "lfq",
+}
+# What these rows are made of are Python's callables and layers.
+WITHOUT_CPP_PROGRAM = {"evo_lfq", "latent_in_place", "sequential"}
 STEPS = 3
 # Tokens, codes and features.
 SHAPES = [
@@ -157,6 +171,35 @@ def comes_back_from_the_card(row: str) -> None:
     alike(there.indices.cpu(), here.indices, exact=True)
 
 
+def cpp_module_does_what_it_does_on_the_cpu(row: str) -> None:
+    """Steps of training and one of evaluation of the C++ module: outputs, gradients and states."""
+    name, options = classes.ROWS[row].name, classes.ROWS[row].options
+    program = next((p for end, p in CPP_PROGRAMS.items() if name.endswith(end)), "scalar")
+    words = [f"{option}={value}" for option, value in options.items()]
+    if program in ("sim_vq", "scalar"):
+        words.append(f"class={name}")
+    given = {f"state.{key}": value for key, value in classes.build(row).state_dict().items()}
+    for step in range(STEPS):
+        x = classes.data(row, step)
+        given |= {f"{step}.x": x, f"{step}.weight": _weight(row, x), f"{step}.seed": torch.tensor(7)}
+    given["eval.x"] = classes.data(row, STEPS)
+    with tempfile.TemporaryDirectory() as folder:
+        here = run_cpp_module(program, given, words, Path(folder))
+        there = run_cpp_module(program, given, [*words, "device=cuda"], Path(folder))
+    assert here.keys() == there.keys()
+    for result, expected in here.items():
+        exact = not expected.is_floating_point()
+        try:
+            alike(there[result], expected, exact)
+        except AssertionError as error:
+            raise AssertionError(f"{result}: {error}") from error
+
+
+def _weight(row: str, x: Tensor) -> Tensor:
+    """The gradient of the output; BinaryMapper's has a place for each code."""
+    return torch.randn(*x.shape[:-1], 2**x.shape[-1]) if row.startswith("binary") else torch.randn_like(x)
+
+
 def compiles(row: str, mode: str) -> None:
     """Compiled steps have the indices and the states of eager ones."""
     eager, module = classes.build(row).cuda().train(), classes.build(row).cuda().train()
@@ -260,6 +303,9 @@ CHECKS: dict[Callable[..., None], list[tuple[Any, ...]]] = {
         (row, dtype) for row in LEARNS_ALIKE for dtype in (torch.float32, torch.bfloat16)
     ],
     comes_back_from_the_card: [(row,) for row in LEARNS_ALIKE],
+    cpp_module_does_what_it_does_on_the_cpu: [
+        (row,) for row in sorted(classes.ROWS.keys() - WITHOUT_CPP_PROGRAM)
+    ],
     steps_in_every_precision: [(row,) for row in classes.ROWS],
     step_does_not_wait: [(row,) for row in sorted(classes.ROWS.keys() - HOST_DECIDES)],
     graph_records: [(row, training) for row in LEARNS_ALIKE for training in (False, True)],

@@ -27,7 +27,7 @@ void run(const std::string& from, const std::string& to, Words words) {
   expect_none_left(words);
   EvoLFQ evo(torch::nn::AnyModule(torch::nn::Linear(6, 8)),
              torch::nn::AnyModule(torch::nn::Linear(8, 6)), options);
-  load_state_dict(*evo, in.state);
+  load(*evo, in);
   const auto x = in.tensors.at("x");
   Tensors results;
   const auto output = evo(x, 3.0);

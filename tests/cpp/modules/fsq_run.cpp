@@ -41,7 +41,7 @@ ResidualFSQOutput call(Stack& stack, const torch::Tensor& x, const Given& in,
 template <typename Module>
 void run(Module module, const Given& in, const std::string& to) {
   Tensors results;
-  load_state_dict(*module, in.state);
+  load(*module, in);
   for (int step = 0; in.find(std::to_string(step) + ".x"); ++step) {
     const auto prefix = std::to_string(step) + ".";
     const auto x = in.tensors.at(prefix + "x").clone().requires_grad_();

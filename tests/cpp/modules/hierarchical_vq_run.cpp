@@ -53,7 +53,7 @@ void run(const std::string& from, const std::string& to, Words words) {
   expect_none_left(words);
   HierarchicalVQ module(options);
   if (!cast.empty()) module->to(dtype_of(cast));
-  load_state_dict(*module, in.state);
+  load(*module, in);
   Tensors results;
   for (int step = 0; in.find(std::to_string(step) + ".x"); ++step) {
     const auto prefix = std::to_string(step) + ".";

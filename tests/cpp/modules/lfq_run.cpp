@@ -61,7 +61,7 @@ template <typename Module>
 void run(Module module, const Given& in, const std::string& to, const std::string& dtype) {
   Tensors results;
   if (!dtype.empty()) module->to(dtype_of(dtype));
-  load_state_dict(*module, in.state);
+  load(*module, in);
   for (int step = 0; in.find(std::to_string(step) + ".x"); ++step) {
     const auto prefix = std::to_string(step) + ".";
     const auto x = in.tensors.at(prefix + "x").clone().requires_grad_();

@@ -79,7 +79,7 @@ template <typename Stack>
 void run(Stack stack, const Given& in, const Arguments& arguments, const std::string& to) {
   const auto& call = arguments.call;
   Tensors results;
-  load_state_dict(*stack, in.state);
+  load(*stack, in);
   for (int step = 0; in.find(std::to_string(step) + ".x"); ++step) {
     train(stack, in, std::to_string(step) + ".", call, results);
   }

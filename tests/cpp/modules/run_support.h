@@ -73,7 +73,8 @@ struct Given {
   explicit Given(const std::string& file_name) {
     const torchvq::io::SafetensorsFile file(file_name);
     for (const auto& [name, entry] : file.entries()) {
-      (name.starts_with("state.") ? state[name.substr(6)] : tensors[name]) = file.tensor(name);
+      auto& to = name.starts_with("state.") ? state[name.substr(6)] : tensors[name];
+      to = file.tensor(name).to(device);
     }
   }
 
@@ -82,8 +83,15 @@ struct Given {
     return found == tensors.end() ? std::nullopt : std::optional(found->second);
   }
 
+  torch::Device device = run_device();
   Tensors state, tensors;
 };
+
+/// Loads the state, and moves the module to the device of the run.
+inline void load(torch::nn::Module& module, const Given& in) {
+  torchvq::load_state_dict(module, in.state);
+  module.to(in.device);
+}
 
 /// Records the gradients of x and of all parameters, and makes a plain gradient step.
 inline void descend(torch::nn::Module& module, const torch::Tensor& x, const std::string& prefix,
@@ -104,6 +112,7 @@ inline void save(const torch::nn::Module& module, Tensors& results, const std::s
   for (const auto& [name, value] : torchvq::state_dict(module)) {
     results["state." + name] = value.clone();
   }
+  for (auto& [name, value] : results) value = value.cpu();
   torchvq::io::save_safetensors(file_name, results);
 }
 

@@ -117,7 +117,7 @@ void run(Subject subject, const std::string& cast, const Given& in, const std::s
   auto& module = subject.module;
   Tensors results;
   if (!cast.empty()) module->to(dtype_of(cast));
-  load_state_dict(*module, in.state);
+  load(*module, in);
   for (int step = 0; in.find(std::to_string(step) + ".x"); ++step) {
     const auto prefix = std::to_string(step) + ".";
     const auto x = in.tensors.at(prefix + "x").clone().requires_grad_();

@@ -71,7 +71,7 @@ template <typename Module>
 void train(Module module, const Given& in, const std::string& to, const std::string& cast) {
   Tensors results;
   if (!cast.empty()) module->to(dtype_of(cast));
-  load_state_dict(*module, in.state);
+  load(*module, in);
   for (int step = 0; in.find(std::to_string(step) + ".x"); ++step) {
     const auto prefix = std::to_string(step) + ".";
     const auto x = in.tensors.at(prefix + "x").clone().requires_grad_();

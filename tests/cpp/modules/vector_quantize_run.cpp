@@ -53,7 +53,7 @@ void run(const std::string& from, const std::string& to, Words words) {
   Tensors results;
   torchvq::VectorQuantize module(options);
   if (!cast.empty()) module->to(dtype_of(cast));
-  torchvq::load_state_dict(*module, in.state);
+  load(*module, in);
   for (int step = 0; in.find(std::to_string(step) + ".x"); ++step) {
     train(module, in, std::to_string(step) + ".", results);
   }
