@@ -85,6 +85,10 @@ endif()
 # fma(). The flags are in nvcc.txt, a line each, for tools/cuda_report.py.
 set(TORCHVQ_NVCC_FLAGS -std=c++20 -O3 --expt-relaxed-constexpr -fmad=false -ccbin ${CMAKE_CXX_COMPILER}
   -Xcompiler -fPIC,-fvisibility=hidden,-ffp-contract=off,-Wall -I ${PROJECT_SOURCE_DIR}/src)
+if("90a" IN_LIST torchvq_architectures)
+  # Of a host: that a card of capability 9 has the kernels for groups of four warps.
+  list(APPEND TORCHVQ_NVCC_FLAGS -DTORCHVQ_CUDA_GROUP_PRODUCTS)
+endif()
 if(TORCHVQ_WITH_CUDA)
   list(JOIN TORCHVQ_NVCC_FLAGS "\n" torchvq_lines)
   file(WRITE ${PROJECT_BINARY_DIR}/nvcc.txt "${TORCHVQ_NVCC}\n${torchvq_lines}\n")

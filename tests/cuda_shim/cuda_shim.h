@@ -18,6 +18,7 @@
 #include "kernels/cuda/namespace.h"
 #include "settings.h"
 
+#define TORCHVQ_CUDA_GROUP_PRODUCTS
 #define __global__
 #define __device__
 #define __host__
@@ -71,6 +72,8 @@ void wait_for_copies(int left);
 /// Ends the launch, which returns this message.
 void fail(const char* message);
 void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+/// sum += a b, of line `row` of a and line `column` of b, as multiply_add_group has them.
+void multiply_add_lines(float& sum, const uint16_t* a, int row, const uint16_t* b, int column);
 float half_to_float(uint16_t bits);
 uint16_t float_to_half(float value);
 
@@ -301,6 +304,21 @@ inline void load_matrices(uint32_t (&to)[4], const void* row) {
   }
   // A GPU reads the values when the last lane arrives; no lane may overwrite them before that.
   cuda_shim::exchange({});
+}
+
+constexpr bool kHasGroupProducts = true;
+
+inline void publish_to_group_products() {}
+
+inline void multiply_add_group(float (&sum)[16][4], const uint16_t* a, const uint16_t* b, bool add) {
+  const int warp = static_cast<int>(threadIdx.x) / 32 % 4, lane = cuda_shim::lane();
+  for (int j = 0; j < 16; ++j) {
+    for (int v = 0; v < 4; ++v) {
+      if (!add) sum[j][v] = 0;
+      cuda_shim::multiply_add_lines(sum[j][v], a, warp * 16 + v / 2 * 8 + lane / 4, b,
+                                    j * 8 + lane % 4 * 2 + v % 2);
+    }
+  }
 }
 
 template <typename... Parameters, typename... Arguments>

@@ -70,6 +70,22 @@ float add_worst(const double* products, double sum, bool up) {
   return static_cast<float>(total + (up ? error : -error));
 }
 
+/// sum += the sixteen products, with the rounding that the test selects. Zeros change nothing.
+void add_products(float& sum, const double* products, bool up) {
+  if (std::all_of(products, products + 16, [](double product) { return product == 0; })) return;
+  switch (settings().accumulation) {
+    case Accumulation::kNearest:
+      sum = add_nearest(products, sum);
+      break;
+    case Accumulation::kTruncate:
+      sum = add_truncated(products + 8, add_truncated(products, sum));
+      break;
+    case Accumulation::kWorst:
+      sum = add_worst(products, sum, up);
+      break;
+  }
+}
+
 }  // namespace
 
 float half_to_float(uint16_t bits) { return halves()[bits]; }
@@ -106,17 +122,21 @@ void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
       const double x = half_of(rows.word[k / 8], row / 8 * 2 + k % 2);
       products[k] = x * half_of(columns.word[2], k / 8 * 2 + k % 2);
     }
-    switch (settings().accumulation) {
-      case Accumulation::kNearest:
-        sum[i] = add_nearest(products, sum[i]);
-        break;
-      case Accumulation::kTruncate:
-        sum[i] = add_truncated(products + 8, add_truncated(products, sum[i]));
-        break;
-      case Accumulation::kWorst:
-        sum[i] = add_worst(products, sum[i], (column + row) % 2 == 0);
-        break;
+    add_products(sum[i], products, (column + row) % 2 == 0);
+  }
+}
+
+void multiply_add_lines(float& sum, const uint16_t* a, int row, const uint16_t* b, int column) {
+  const auto* rows = a + row * 64;
+  const auto* columns = b + column * 64;
+  for (int first = 0; first < 64; first += 16) {
+    double products[16];
+    for (int k = 0; k < 16; ++k) {
+      const int piece = (first + k) / 8, within = k % 8;
+      const double x = halves()[rows[(piece ^ row % 8) * 8 + within]];
+      products[k] = x * halves()[columns[(piece ^ column % 8) * 8 + within]];
     }
+    add_products(sum, products, (column + row) % 2 == 0);
   }
 }
 

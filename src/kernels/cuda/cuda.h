@@ -66,6 +66,14 @@ __device__ inline T largest_of_warp(T value) {
   return value;
 }
 
+/// Numbers in a line of a tile of multiply_add_group(): 128 bytes.
+constexpr int kGroupDepth = 64;
+
+/// Where number d of a line is in such a tile, whose 16-byte pieces are permuted within each line.
+__device__ inline int place_in_group_tile(int line, int d) {
+  return line * kGroupDepth + ((d / 8 ^ line % 8) * 8 + d % 8);
+}
+
 /// Blocks for `count` items, `each` per block, at least one and at most `most`:
 /// kernels use grid-stride loops.
 inline unsigned blocks_for(int64_t count, int64_t each, int64_t most = 65535) {

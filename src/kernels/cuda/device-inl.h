@@ -63,6 +63,71 @@ __device__ inline void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uin
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/// Whether kernels for this architecture have the products of groups of four warps, those of sm_90a.
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr bool kHasGroupProducts = true;
+#else
+constexpr bool kHasGroupProducts = false;
+#endif
+
+/// Makes this thread's writes to shared memory visible to the tensor cores, after the next barrier.
+__device__ inline void publish_to_group_products() {
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
+
+/// A tile of lines of 128 bytes, whose 16-byte pieces are permuted within each line; a multiple of 1024 bytes.
+__device__ inline uint64_t group_operand(const void* tile) {
+  constexpr uint64_t kEightLines = 1024 >> 4, kPermuted = uint64_t{1} << 62;
+  return (shared_address(tile) & 0x3ffff) >> 4 | uint64_t{1} << 16 | kEightLines << 32 | kPermuted;
+}
+
+/// sum += a b, or sum = a b: 64 x 64 times 64 x 128 in half precision, accumulated in float32 16 products at a time; by a
+/// group of four warps. a and b have 64 and 128 lines of 64 numbers, permuted as place_in_group_tile() says, and stay as
+/// they are until all warps return. Of warp w of the group, lane i has, as sum[j][2 r + c], row 16 w + 8 r + i / 4
+/// and column 8 j + i % 4 * 2 + c.
+__device__ inline void multiply_add_group(float (&sum)[16][4], const uint16_t* a, const uint16_t* b,
+                                          bool add) {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  const auto keep = [&] {
+#pragma unroll
+    for (int j = 0; j < 16; ++j)
+#pragma unroll
+      for (int v = 0; v < 4; ++v) asm volatile("" : "+f"(sum[j][v])::"memory");
+  };
+  keep();
+  asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory");
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const uint64_t rows = group_operand(a) + 2 * k, columns = group_operand(b) + 2 * k;
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(sum[0][0]), "+f"(sum[0][1]), "+f"(sum[0][2]), "+f"(sum[0][3]),
+        "+f"(sum[1][0]), "+f"(sum[1][1]), "+f"(sum[1][2]), "+f"(sum[1][3]),
+        "+f"(sum[2][0]), "+f"(sum[2][1]), "+f"(sum[2][2]), "+f"(sum[2][3]),
+        "+f"(sum[3][0]), "+f"(sum[3][1]), "+f"(sum[3][2]), "+f"(sum[3][3]),
+        "+f"(sum[4][0]), "+f"(sum[4][1]), "+f"(sum[4][2]), "+f"(sum[4][3]),
+        "+f"(sum[5][0]), "+f"(sum[5][1]), "+f"(sum[5][2]), "+f"(sum[5][3]),
+        "+f"(sum[6][0]), "+f"(sum[6][1]), "+f"(sum[6][2]), "+f"(sum[6][3]),
+        "+f"(sum[7][0]), "+f"(sum[7][1]), "+f"(sum[7][2]), "+f"(sum[7][3]),
+        "+f"(sum[8][0]), "+f"(sum[8][1]), "+f"(sum[8][2]), "+f"(sum[8][3]),
+        "+f"(sum[9][0]), "+f"(sum[9][1]), "+f"(sum[9][2]), "+f"(sum[9][3]),
+        "+f"(sum[10][0]), "+f"(sum[10][1]), "+f"(sum[10][2]), "+f"(sum[10][3]),
+        "+f"(sum[11][0]), "+f"(sum[11][1]), "+f"(sum[11][2]), "+f"(sum[11][3]),
+        "+f"(sum[12][0]), "+f"(sum[12][1]), "+f"(sum[12][2]), "+f"(sum[12][3]),
+        "+f"(sum[13][0]), "+f"(sum[13][1]), "+f"(sum[13][2]), "+f"(sum[13][3]),
+        "+f"(sum[14][0]), "+f"(sum[14][1]), "+f"(sum[14][2]), "+f"(sum[14][3]),
+        "+f"(sum[15][0]), "+f"(sum[15][1]), "+f"(sum[15][2]), "+f"(sum[15][3])
+        : "l"(rows), "l"(columns), "r"(static_cast<int>(add || k > 0)));
+  }
+  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n" ::: "memory");
+  keep();
+#endif
+}
+
 /// Checks a precondition that only the device can check. If it fails, the kernel ends with an error
 /// that CUDA reports at the next synchronisation, as with torch's own indexing.
 __device__ inline void expect(bool promised, const char* message) {

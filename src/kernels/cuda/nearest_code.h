@@ -25,8 +25,8 @@ struct NearestCodeTask {
 };
 
 /// Bytes of workspace that nearest_code needs: O((tokens + size) * dim), in any device memory.
-size_t nearest_code_workspace(const NearestCodeTask<float>& task);
-size_t nearest_code_workspace(const NearestCodeTask<double>& task);
+size_t nearest_code_workspace(const NearestCodeTask<float>& task, const Queue& queue);
+size_t nearest_code_workspace(const NearestCodeTask<double>& task, const Queue& queue);
 
 Error nearest_code(const NearestCodeTask<float>& task, void* workspace, const Queue& queue);
 /// float64: computes all scores of all rows.

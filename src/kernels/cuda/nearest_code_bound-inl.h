@@ -16,12 +16,20 @@ constexpr int kDepthOfMma = 16;          // products added by one instruction
 // largest, and so does the result.
 constexpr double kLossPerMma = 18 * 0x1p-23;
 
+/// How scores are computed: in float32, from numbers in half precision, or from numbers that are sums
+/// of two in half precision.
+enum class Scan { kFloat, kHalf, kSplit };
+// A score that carries four bits of an index (PackedContest) is off by less than this, relatively.
+constexpr double kPackingError = 0x1p-19;
+
 /// Bounds for a codebook; norms are those of codes minus the centre.
 struct CodeBound {
   double slope, intercept;  // of the float32 scan and the float64 decision
   double norm;              // largest norm
   double loss;              // largest norm of the error from rounding to half precision
-  double cut;               // relative error of all tensor core additions of a score
+  double split_loss;        // of the error from rounding to a sum of two numbers in half precision
+  double offset;            // largest number that is subtracted from a product
+  double cut, split_cut;    // relative error of all tensor core additions of a score, of a sum of two halves
   int scale;                // codes are multiplied by 2^scale before they are rounded
   int all_open;             // some code is not screened
 };
@@ -37,20 +45,34 @@ __device__ inline void set_score_error(CodeBound& bound, int64_t dim, double off
   const double roundings = static_cast<double>(dim) + 16;
   const double scan = chain_error(roundings, 0x1p-24), decision = chain_error(roundings, 0x1p-53);
   const double tiny = 0x1p-120 * roundings, whole = bound.norm + shift;
+  bound.offset = bound.norm * bound.norm / 2 + offset;
   bound.slope = scan * bound.norm + decision * whole + tiny;
   bound.intercept = scan * (bound.norm * bound.norm / 2 + offset) +
                     decision * (whole * shift + whole * whole + offset) + tiny * (1 + bound.norm);
 }
 
-/// Margin by which the best score must exceed the runner-up to be certain. norm and loss are those
-/// of the row minus the centre; loss is 0 for a float32 scan.
-template <bool half>
-__device__ inline double margin_of(const CodeBound& bound, double norm, double loss) {
-  double error = bound.slope * norm + bound.intercept;
-  if constexpr (half) {
+/// Norms of a row minus the centre, and of its rounding errors, as in CodeBound.
+struct RowNorms {
+  double norm, loss = 0, split_loss = 0;
+};
+
+/// Margin by which the best score must exceed the runner-up to be certain.
+template <Scan scan>
+__device__ inline double margin_of(const CodeBound& bound, const RowNorms& row) {
+  double error = bound.slope * row.norm + bound.intercept;
+  if constexpr (scan == Scan::kHalf) {
     const double codes = bound.norm + bound.loss;
-    error += (norm * bound.loss + loss * codes) * (1 + 1e-6);  // Cauchy-Schwarz
-    error += bound.cut * (norm + loss) * codes;
+    error += kPackingError * ((row.norm + row.loss) * codes + bound.offset);
+    error += (row.norm * bound.loss + row.loss * codes) * (1 + 1e-6);  // Cauchy-Schwarz
+    error += bound.cut * (row.norm + row.loss) * codes;
+  }
+  if constexpr (scan == Scan::kSplit) {
+    // The product of both second halves, whose norms are those of the errors of the first, is left out.
+    const double codes = bound.norm + 2 * bound.loss, x = row.norm + 2 * row.loss;
+    error += (row.norm * bound.split_loss + row.split_loss * codes +
+              (row.loss + row.split_loss) * (bound.loss + bound.split_loss)) *
+             (1 + 1e-6);
+    error += bound.split_cut * x * codes + kPackingError * (x * codes + bound.offset);
   }
   return bound.all_open ? HUGE_VAL : kReach * error;
 }

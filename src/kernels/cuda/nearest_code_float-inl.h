@@ -133,19 +133,11 @@ __global__ void __launch_bounds__(kFloatThreads, 2) scan_float(SearchState state
         const Contests of_segments(state.segment_contests, state.task.tokens, segments);
         of_segments.put(first + place, segment, table.of_row(place));
       } else {
-        close_row<false>(state, table, place, list.row(first + place));
+        close_row<Scan::kFloat>(state, table, place, list.row(first + place));
       }
     }
     __syncthreads();
   }
-}
-
-/// Completes the rows of a list whose codes were split.
-__global__ void __launch_bounds__(kFloatThreads) close_segments(SearchState state, RowList list) {
-  const Contests contests(state.segment_contests, state.task.tokens, state.segments);
-  const int64_t count = list.size();
-  for (int64_t place = grid_thread(); place < count; place += grid_threads())
-    close_row<false>(state, contests, place, list.row(place));
 }
 
 }  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

@@ -9,6 +9,9 @@ namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
 constexpr int kMostRivals = 8;  // close codes of a row that are decided without another scan
 
+// Subtracted from the products of what is not a screened code. Products are below kLargestNorm^2.
+constexpr float kNoCode = 0x1p126f;
+
 enum CodeStatus : uint8_t { kScreened = 0, kExcluded = 1, kSetAside = 2 };
 
 using Word = unsigned long long;
@@ -16,7 +19,7 @@ using Word = unsigned long long;
 /// One per search, initialised with zeros. Magnitudes are stored as the bits of
 /// float64, which order alike.
 struct SearchFacts {
-  Word largest_norm, largest_loss, largest_offset;
+  Word largest_norm, largest_loss, largest_split_loss, largest_offset;
   Word open_in_float, open_in_double, rivalries;  // lengths of the lists
   int set_aside;
   CodeBound bound;
@@ -46,18 +49,22 @@ struct SearchState {
   SearchFacts* facts = nullptr;
   uint8_t* status = nullptr;          ///< (size,) CodeStatus
   float* center = nullptr;            ///< (dim,)
-  float* half_norms = nullptr;        ///< (padded_size,): subtracted from scores; infinite: no code
+  float* half_norms = nullptr;        ///< (padded_size,): subtracted from products; kNoCode: not screened
   uint16_t* codes = nullptr;          ///< (padded_size, depth) half precision
   uint16_t* rows = nullptr;           ///< (padded_tokens, depth)
   float* units = nullptr;             ///< (padded_tokens,): value of one unit of a rounded product
   float* norms = nullptr;             ///< (tokens,): NaN: not finite; infinite: beyond the bound
-  float* losses = nullptr;            ///< (tokens,)
+  float* losses = nullptr;            ///< (tokens,): norms of rounding errors, as in RowNorms
+  float* split_losses = nullptr;      ///< (tokens,)
   int64_t* open_in_float = nullptr;   ///< (tokens,)
   int64_t* open_in_double = nullptr;  ///< (tokens,)
   int64_t* rivalries = nullptr;       ///< (tokens,): rows with rivals
   int32_t* rivals = nullptr;          ///< (tokens, kMostRivals): -1 is none
   void* segment_contests = nullptr;   ///< Contests of open_in_float, one lane per segment
   int64_t padded_size = 0, padded_tokens = 0, depth = 0;
+  int64_t code_stride = 0;  ///< numbers of a line of `codes`: depth, or with groups of warps more
+  /// Instructions of tensor cores that add up a score, of numbers in half precision and of sums of two.
+  int64_t products = 0, split_products = 0;
   int segments = 1;  ///< ranges of codes divided among blocks when few rows are left
 
   __device__ double bias_of(int64_t code) const {
@@ -145,8 +152,8 @@ struct Standing {
       open |= contests.second[first + lane] >= limit && fault != SearchFault::kNoRunnerUp;
     }
   }
-  /// With an infinite margin, or a codebook in which no code has a score, nothing is decided.
-  __device__ bool decides() const { return limit > -HUGE_VAL && limit < HUGE_VAL; }
+  /// With an infinite margin, or a codebook in which no code is screened, nothing is decided.
+  __device__ bool decides() const { return limit > -kNoCode / 2 && limit < HUGE_VAL; }
 
   template <typename Take>
   __device__ void for_rivals(const Contests& contests, int64_t row, const Take& take) const {
@@ -157,7 +164,7 @@ struct Standing {
 };
 
 /// Classifies a row: certain, a few rivals whose codes are known, or open.
-template <bool half>
+template <Scan scan>
 __device__ inline void close_row(const SearchState& state, const Contests& contests, int64_t place,
                                  int64_t row) {
   const double norm = state.norms[row];
@@ -166,10 +173,13 @@ __device__ inline void close_row(const SearchState& state, const Contests& conte
     return;
   }
   SearchFacts& facts = *state.facts;
-  const double margin = margin_of<half>(facts.bound, norm, half ? state.losses[row] : 0.0);
+  RowNorms norms = {norm};
+  if constexpr (scan != Scan::kFloat) norms.loss = state.losses[row];
+  if constexpr (scan == Scan::kSplit) norms.split_loss = state.split_losses[row];
+  const double margin = margin_of<scan>(facts.bound, norms);
   const Standing standing(contests, place, margin, state.task.fault);
   if (standing.open || standing.rivals > kMostRivals) {
-    if (half) {
+    if (scan == Scan::kHalf) {
       append(state.open_in_float, facts.open_in_float, row);
     } else {
       append(state.open_in_double, facts.open_in_double, row);
@@ -184,6 +194,17 @@ __device__ inline void close_row(const SearchState& state, const Contests& conte
     standing.for_rivals(contests, place, [&](int32_t code) { to[count++] = code; });
     while (count < kMostRivals) to[count++] = -1;
   }
+}
+
+constexpr unsigned kCloseThreads = 256;
+
+/// Completes the rows of a list whose codes were divided among blocks.
+template <Scan scan>
+__global__ void __launch_bounds__(kCloseThreads) close_segments(SearchState state, RowList list) {
+  const Contests contests(state.segment_contests, state.task.tokens, state.segments);
+  const int64_t count = list.size();
+  for (int64_t place = grid_thread(); place < count; place += grid_threads())
+    close_row<scan>(state, contests, place, list.row(place));
 }
 
 }  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

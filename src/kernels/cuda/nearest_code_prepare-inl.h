@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kPrepareThreads) measure_codes(Codebooks codeb
     if (lane_of_warp() != 0) return;
     state.half_norms[code] =
         screened ? static_cast<float>((task.cosine ? 0.0 : square / 2) + state.bias_of(code))
-                 : HUGE_VALF;
+                 : kNoCode;
     if (screened) raise(state.facts->largest_norm, sqrt(square));
   });
 }
@@ -217,7 +217,9 @@ __device__ inline void bound_codebook(const SearchState& state) {
   bound.norm = norm * kNormSlack;
   bound.loss = magnitude_of(facts.largest_loss);
   bound.scale = scale_of(norm);
-  bound.cut = static_cast<double>(state.depth) / kDepthOfMma * kLossPerMma * 1.01;
+  bound.split_loss = magnitude_of(facts.largest_split_loss);
+  bound.cut = static_cast<double>(state.products) * kLossPerMma * 1.01;
+  bound.split_cut = static_cast<double>(state.split_products) * kLossPerMma * 1.01;
   bound.all_open = facts.set_aside;
   set_score_error(bound, state.task.dim, magnitude_of(facts.largest_offset), shift);
 }
@@ -236,13 +238,14 @@ inline unsigned blocks_of_warps(int64_t count) {
 /// Sizes of the codebooks that are prepared together.
 struct PreparedSizes {
   int64_t codebooks, codes, dim;  ///< codes: of all codebooks, padding included
-  bool cosine, half;
+  bool cosine;
 };
 
-/// Computes everything about codes that does not depend on rows. Facts are already zero, and so are
-/// centres for a cosine metric: unit vectors gain little from a centre.
-template <typename Codebooks>
-void prepare_codes(Steps& steps, const Codebooks& codebooks, const PreparedSizes& sizes) {
+/// Computes everything about codes that does not depend on rows; round() launches their rounding. Facts are already
+/// zero, and so are centres for a cosine metric: unit vectors gain little from a centre.
+template <typename Codebooks, typename Round>
+void prepare_codes(Steps& steps, const Codebooks& codebooks, const PreparedSizes& sizes,
+                   const Round& round) {
   const auto blocks = blocks_of_warps(sizes.codes);
   steps.run(classify_codes<Codebooks>, blocks, kPrepareThreads, 0, codebooks);
   if (!sizes.cosine) {
@@ -251,7 +254,7 @@ void prepare_codes(Steps& steps, const Codebooks& codebooks, const PreparedSizes
               codebooks, sizes.dim);
   }
   steps.run(measure_codes<Codebooks>, blocks, kPrepareThreads, 0, codebooks);
-  if (sizes.half) steps.run(round_codes<Codebooks>, blocks, kPrepareThreads, 0, codebooks);
+  round(blocks);
   steps.run(bound_codes<Codebooks>, blocks_for(sizes.codebooks, 1), kWarp, 0, codebooks);
 }
 

@@ -79,18 +79,27 @@ struct HalfSums {
   template <typename Take>
   __device__ void for_scores(const float* half_norms, int32_t code,
                              const float (&units)[row_fragments][2], const Take& take) const {
+    const int32_t own = code + lane_of_warp() % 4 * 2;
+    for_places(half_norms, units, [&](int i, int r, int j, int c, float score) {
+      take(i, r, score, own + j * 8 + c);
+    });
+  }
+
+  /// The same with the places of codes: take(i, r, j, c, score), adjacent code c of fragment j.
+  template <typename Take>
+  __device__ void for_places(const float* half_norms, const float (&units)[row_fragments][2],
+                             const Take& take) const {
 #pragma unroll
     for (int j = 0; j < code_fragments; ++j) {
       const int own = j * 8 + lane_of_warp() % 4 * 2;
       const float2 half_norm = *reinterpret_cast<const float2*>(half_norms + own);
-      const auto index = code + own;
 #pragma unroll
       for (int i = 0; i < row_fragments; ++i) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const float unit = units[i][r];
-          take(i, r, fmaf(of[i][j][r * 2], unit, -half_norm.x), index);
-          take(i, r, fmaf(of[i][j][r * 2 + 1], unit, -half_norm.y), index + 1);
+          take(i, r, j, 0, fmaf(of[i][j][r * 2], unit, -half_norm.x));
+          take(i, r, j, 1, fmaf(of[i][j][r * 2 + 1], unit, -half_norm.y));
         }
       }
     }

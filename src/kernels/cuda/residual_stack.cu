@@ -59,6 +59,7 @@ struct ResidualStack {
     state.half_norms = from.half_norms + head * from.padded_size;
     state.codes = from.halves + head * from.padded_size * depth;
     state.padded_size = from.padded_size, state.depth = depth;
+    state.products = depth / kDepthOfMma;
     return state;
   }
 };
@@ -197,7 +198,7 @@ __device__ void close_rows(const SearchState& state, const StackTile& tile,
     tile.found[at] = kLostRow;
     return;
   }
-  const double margin = margin_of<!few>(state.facts->bound, norm, tile.losses[at]);
+  const double margin = margin_of<few ? Scan::kFloat : Scan::kHalf>(state.facts->bound, {norm, tile.losses[at]});
   const Standing standing(contests, at, margin, state.task.fault);
   if (!standing.decides()) {
     tile.found[at] = kExactRow;
@@ -395,7 +396,10 @@ Error residual_stack(const ResidualStackTask& task, int rows, void* workspace, c
     steps.run(make_unit_codes, blocks_for(stack.padded_codes(), kPrepareThreads), kPrepareThreads,
               0, stack);
   const bool few = stack.dim <= kFewDimensions;
-  prepare_codes(steps, stack, {books, stack.padded_codes(), stack.dim, stack.cosine, !few});
+  prepare_codes(steps, stack, {books, stack.padded_codes(), stack.dim, stack.cosine},
+                [&](unsigned blocks) {
+                  if (!few) steps.run(round_codes<ResidualStack>, blocks, kPrepareThreads, 0, stack);
+                });
   if (few)
     steps.run(center_codes, blocks_of_warps(stack.padded_codes()), kPrepareThreads, 0, stack);
   const int64_t tiles = (stack.tokens + rows - 1) / rows * stack.heads;

@@ -23,14 +23,15 @@ using namespace detail::TORCHVQ_CUDA_NAMESPACE;
 template <typename T>
 class CudaResidualWalk {
  public:
-  explicit CudaResidualWalk(const ResidualEncodeProblem& problem)
+  CudaResidualWalk(const ResidualEncodeProblem& problem, const OnDevice& device)
       : problem_(problem),
         left_(at::empty({problem.tokens, problem.dim}, problem.x.options())),
         found_(at::empty({problem.tokens}, problem.x.options().dtype(at::kLong))) {
     size_t bytes = 0;
     for (const auto& codebook : problem.codebooks) {
       bytes = std::max(
-          bytes, kernels::TORCHVQ_CUDA_NAMESPACE::nearest_code_workspace(search_of(codebook, 0)));
+          bytes, kernels::TORCHVQ_CUDA_NAMESPACE::nearest_code_workspace(search_of(codebook, 0),
+                                                                         device.queue()));
     }
     workspace_ = at::empty({static_cast<int64_t>(bytes)}, problem.x.options().dtype(at::kByte));
   }
@@ -80,7 +81,7 @@ class CudaResidualWalk {
 template <typename T>
 void cuda_encode_heads(const ResidualEncodeProblem& problem, at::Tensor& quantized,
                        at::Tensor& indices, const OnDevice& device) {
-  CudaResidualWalk<T> walk(problem);
+  CudaResidualWalk<T> walk(problem, device);
   for (int64_t head = 0; head < problem.heads; ++head) {
     walk.run(head, quantized, indices, device);
   }

@@ -27,9 +27,14 @@ using testing_cuda::expect_same;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
+// A card of capability 9 has products of groups of four warps, and more shared memory.
+constexpr int kSharedOfNine = 227 * 1024;
 const Settings kRoundings[] = {{Accumulation::kNearest, Order::kForward},
                                {Accumulation::kTruncate, Order::kShuffled},
-                               {Accumulation::kWorst, Order::kBackward}};
+                               {Accumulation::kWorst, Order::kBackward},
+                               {Accumulation::kNearest, Order::kBackward, 0, 9, kSharedOfNine},
+                               {Accumulation::kTruncate, Order::kShuffled, 0, 9, kSharedOfNine},
+                               {Accumulation::kWorst, Order::kForward, 0, 9, kSharedOfNine}};
 
 NearestCodeOptions everything() {
   return NearestCodeOptions().return_codes(true).return_distances(true);
@@ -62,6 +67,7 @@ TEST(CudaNearestCode, ShapesOfEveryTile) {
   for (const int64_t dim : {1, 8, 16, 17, 32, 33, 96})
     expect_cpu_bits(at::randn({70, dim}), at::randn({131, dim}));
   expect_cpu_bits(at::randn({129, 40}), at::randn({300, 40}));
+  expect_cpu_bits(at::randn({100, 40}), at::randn({600, 40}));
   expect_cpu_bits(at::randn({1, 24}), at::randn({1, 24}));
   expect_cpu_bits(at::randn({0, 24}), at::randn({3, 24}));
   expect_cpu_bits(at::randn({9, 300}), at::randn({5, 300}));
@@ -81,6 +87,8 @@ TEST(CudaNearestCode, CodesThatBlocksShare) {
   at::manual_seed(13);
   const auto codebook = at::randn({2100, 20});
   expect_cpu_bits(close_calls(codebook, 40), codebook);
+  const auto wide = at::randn({60, 400});
+  expect_cpu_bits(close_calls(wide, 100), wide);
   expect_cpu_bits(codebook.slice(0, 0, 10),
                   codebook.index_select(0, at::arange(2100).remainder(1050)));
 }
@@ -213,11 +221,10 @@ TEST(CudaNearestCode, OldDevicesHaveTheAnyDeviceKernel) {
 }
 
 /// The number of rows that are wrong when the search has a fault.
-int64_t wrong_rows(const at::Tensor& x, const at::Tensor& codebook, int fault,
-                   Accumulation accumulation) {
+int64_t wrong_rows(const at::Tensor& x, const at::Tensor& codebook, int fault, Settings settings) {
   const auto expected = ops::nearest_code(x, codebook).indices;
-  const auto actual = emulated({accumulation, Order::kForward, fault},
-                               [&] { return ops::nearest_code(x, codebook).indices; });
+  settings.fault = fault;
+  const auto actual = emulated(settings, [&] { return ops::nearest_code(x, codebook).indices; });
   return actual.ne(expected).sum().item<int64_t>();
 }
 
@@ -226,10 +233,11 @@ TEST(CudaNearestCode, FaultsAreSeen) {
   for (const int64_t dim : {8, 64}) {
     const auto codebook = at::randn({300, dim});
     const auto x = close_calls(codebook, 300);
-    for (const auto accumulation : {Accumulation::kNearest, Accumulation::kWorst}) {
-      EXPECT_EQ(wrong_rows(x, codebook, 0, accumulation), 0);
-      EXPECT_GT(wrong_rows(x, codebook, 1, accumulation), 0) << "a bound of 0, dim " << dim;
-      EXPECT_GT(wrong_rows(x, codebook, 2, accumulation), 0) << "no runner-up, dim " << dim;
+    for (auto settings : kRoundings) {
+      if (settings.accumulation == Accumulation::kTruncate) continue;
+      EXPECT_EQ(wrong_rows(x, codebook, 0, settings), 0);
+      EXPECT_GT(wrong_rows(x, codebook, 1, settings), 0) << "a bound of 0, dim " << dim;
+      EXPECT_GT(wrong_rows(x, codebook, 2, settings), 0) << "no runner-up, dim " << dim;
     }
   }
 }
