@@ -288,6 +288,8 @@ inline void expect(bool promised, const char* message) {
   if (!promised) cuda_shim::fail(message);
 }
 
+inline unsigned bits_or(unsigned a, unsigned b, unsigned c) { return (a & b) | c; }
+
 inline void copy_async_16(void* to, const void* from) { cuda_shim::copy_later(to, from); }
 
 template <int left>
@@ -310,7 +312,10 @@ constexpr bool kHasGroupProducts = true;
 
 inline void publish_to_group_products() {}
 
-inline void multiply_add_group(float (&sum)[16][4], const uint16_t* a, const uint16_t* b, bool add) {
+template <typename Meanwhile>
+void multiply_add_group(float (&sum)[16][4], const uint16_t* a, const uint16_t* b, bool add,
+                        const Meanwhile& meanwhile) {
+  meanwhile();
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4, lane = cuda_shim::lane();
   for (int j = 0; j < 16; ++j) {
     for (int v = 0; v < 4; ++v) {

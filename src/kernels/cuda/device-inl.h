@@ -28,6 +28,13 @@ __device__ inline unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
+/// a & b | c in one instruction.
+__device__ inline unsigned bits_or(unsigned a, unsigned b, unsigned c) {
+  unsigned result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;\n" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+}
+
 /// Starts to copy 16 bytes from global to shared memory, both 16-byte aligned.
 __device__ inline void copy_async_16(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(shared_address(to)),
@@ -82,11 +89,12 @@ __device__ inline uint64_t group_operand(const void* tile) {
 }
 
 /// sum += a b, or sum = a b: 64 x 64 times 64 x 128 in half precision, accumulated in float32 16 products at a time; by a
-/// group of four warps. a and b have 64 and 128 lines of 64 numbers, permuted as place_in_group_tile() says, and stay as
+/// group of four warps, which runs meanwhile() while they compute. a and b have 64 and 128 lines of 64 numbers, permuted as place_in_group_tile() says, and stay as
 /// they are until all warps return. Of warp w of the group, lane i has, as sum[j][2 r + c], row 16 w + 8 r + i / 4
 /// and column 8 j + i % 4 * 2 + c.
+template <typename Meanwhile>
 __device__ inline void multiply_add_group(float (&sum)[16][4], const uint16_t* a, const uint16_t* b,
-                                          bool add) {
+                                          bool add, const Meanwhile& meanwhile) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   const auto keep = [&] {
 #pragma unroll
@@ -123,7 +131,9 @@ __device__ inline void multiply_add_group(float (&sum)[16][4], const uint16_t* a
         "+f"(sum[15][0]), "+f"(sum[15][1]), "+f"(sum[15][2]), "+f"(sum[15][3])
         : "l"(rows), "l"(columns), "r"(static_cast<int>(add || k > 0)));
   }
-  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n" ::: "memory");
+  asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
+  meanwhile();
+  asm volatile("wgmma.wait_group.sync.aligned 0;\n" ::: "memory");
   keep();
 #endif
 }

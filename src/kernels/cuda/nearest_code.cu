@@ -15,35 +15,33 @@ namespace {
 constexpr int64_t kMostDimensions = 1 << 14;  // of half precision: beyond, the bound is of no use
 constexpr int kFullTile = 64, kListTile = 16;
 // Codes are split over blocks if each gets a tile of them.
-constexpr int64_t kCodesPerSegment = FloatTile<kListTile>::kCodes, kMostSegments = kMostRivals;
-constexpr int64_t kFewestGroupSegments = 16, kMostGroupSegments = 64;
-// Products for each multiprocessor up to which one close scan costs less than more launches.
-constexpr int64_t kSmallSearch = int64_t{1} << 19;
+constexpr int64_t kCodesPerSegment = FloatTile<kListTile>::kCodes, kMostSegments = 8;
+constexpr int64_t kMostCollectSegments = 64;
+// Products for each multiprocessor up to which exact scores cost less than more launches.
+constexpr int64_t kExactProducts = int64_t{1} << 15;
 
-/// The scans of a search, and how many blocks they take.
+/// The scans of a search.
 struct SearchPlan {
-  int processors;      ///< of the device
-  bool half;           ///< all rows are screened in half precision first, then those that it leaves open
-  bool groups;         ///< by groups of four warps, for rows in half precision
-  bool groups_of_open;  ///< by groups of four warps, for open rows, or for all rows if not `half`
+  int64_t processors;  ///< of the device
+  bool exact;          ///< all scores of all rows
+  bool half;           ///< in half precision first, then those rows that it leaves open
+  bool groups;         ///< by groups of four warps
   GroupPlan group;
 
   SearchPlan(const NearestCodeTask<float>& task, const Queue& queue) : group(task.dim) {
     const int known = processors_of(queue);
     processors = known > 0 ? known : 128;
+    exact = task.tokens * task.size * task.dim <= kExactProducts * processors;
 #if defined(TORCHVQ_CUDA_GROUP_PRODUCTS)
-    const bool capable = capability_of(queue.device) == 9;
+    groups = !exact && capability_of(queue.device) == 9 && task.dim <= kMostDimensions &&
+             group.shared() <= static_cast<size_t>(shared_memory_of(queue));
 #else
-    const bool capable = false;
+    groups = false;
 #endif
-    const auto shared = static_cast<size_t>(shared_memory_of(queue));
-    groups = capable && group.shared(Scan::kHalf) <= shared;
-    groups_of_open = capable && group.shared(Scan::kSplit) <= shared;
-    const bool small = task.tokens * task.size * task.dim <= kSmallSearch * processors;
-    half = groups_of_open ? !group.packed && !small
-                          : task.dim > kFewDimensions && task.dim <= kMostDimensions;
-    groups = groups && half;
+    half = !exact && (groups ? !group.split
+                             : task.dim > kFewDimensions && task.dim <= kMostDimensions);
   }
+  int64_t row_tiles(int64_t tokens) const { return (tokens + kGroupRows - 1) / kGroupRows; }
 };
 
 template <typename T>
@@ -75,40 +73,35 @@ struct UnitVectors {
 
 void cut_state(Cutter& cutter, SearchState& state, const SearchPlan& plan) {
   const auto& task = state.task;
+  cutter.cut(state.facts, 1);
+  cutter.cut(state.status, task.size);
+  cutter.cut(state.rivalries, task.tokens);
+  cutter.cut(state.rivals, task.tokens * kMostRivals);
+  cutter.cut(state.rival_counts, task.tokens);
+  if (plan.exact) return;
   state.padded_size = rounded_up(task.size, kTileCodes);
   state.padded_tokens = rounded_up(task.tokens, kTileRows);
   state.depth = plan.groups ? plan.group.depth() : rounded_up(task.dim, kTileDepth);
-  const bool groups = plan.groups || plan.groups_of_open;
-  state.code_stride = groups ? plan.group.code_stride() : state.depth;
-  state.products = groups ? plan.group.products(Scan::kHalf) : state.depth / kDepthOfMma;
-  state.split_products = plan.group.products(Scan::kSplit);
-  if (plan.groups_of_open) {
-    const auto wanted = 2 * plan.processors / (state.padded_tokens / kTileRows);
-    const auto most = state.padded_size / kTileCodes;
-    const auto segments = std::clamp(wanted, kFewestGroupSegments, kMostGroupSegments);
-    state.segments = static_cast<int>(segments < most ? segments : most);
-  } else {
-    const int64_t segments = (task.size + kCodesPerSegment - 1) / kCodesPerSegment;
-    state.segments = static_cast<int>(segments < kMostSegments ? segments : kMostSegments);
-  }
-  cutter.cut(state.facts, 1);
-  cutter.cut(state.status, task.size);
+  state.products = plan.groups ? plan.group.products() : state.depth / kDepthOfMma;
+  const int64_t segments = (task.size + kCodesPerSegment - 1) / kCodesPerSegment;
+  state.segments = static_cast<int>(segments < kMostSegments ? segments : kMostSegments);
   cutter.cut(state.center, task.dim);
   cutter.cut(state.half_norms, state.padded_size);
   cutter.cut(state.norms, task.tokens);
   cutter.cut(state.open_in_double, task.tokens);
-  cutter.cut(state.rivalries, task.tokens);
-  cutter.cut(state.rivals, task.tokens * kMostRivals);
-  if (!plan.half && !plan.groups_of_open) return;
-  cutter.cut(state.codes, state.padded_size * state.code_stride);
+  if (!plan.half && !plan.groups) return;
+  cutter.cut(state.codes, state.padded_size * state.depth);
   cutter.cut(state.losses, task.tokens);
-  if (groups) {
-    cutter.cut(state.split_losses, task.tokens);
-  } else {
+  cutter.cut(state.open_in_float, task.tokens);
+  if (!plan.groups) {
     cutter.cut(state.rows, state.padded_tokens * state.depth);
     cutter.cut(state.units, state.padded_tokens);
+  } else if (plan.half) {
+    cutter.cut(state.limits, task.tokens);
+    cutter.cut(state.open_in_half, task.tokens);
+  } else {
+    cutter.cut(state.split_losses, task.tokens);
   }
-  cutter.cut(state.open_in_float, task.tokens);
   char* contests = nullptr;
   cutter.cut(contests, static_cast<int64_t>(Contests::bytes(task.tokens, state.segments)));
   state.segment_contests = contests;
@@ -116,18 +109,17 @@ void cut_state(Cutter& cutter, SearchState& state, const SearchPlan& plan) {
 
 void prepare(Steps& steps, const SearchState& state, const SearchPlan& plan, const Queue& queue) {
   const auto& task = state.task;
-  steps.add(fill_bytes(queue, state.facts, 0, sizeof(SearchFacts)));
   if (task.cosine) steps.add(fill_bytes(queue, state.center, 0, sizeof(float) * task.dim));
   prepare_codes(steps, OneCodebook{state}, {1, state.padded_size, task.dim, task.cosine},
                 [&](unsigned blocks) {
-                  if (plan.groups || plan.groups_of_open) {
-                    steps.run(split_codes, blocks, kPrepareThreads, 0, state, plan.group);
+                  if (plan.groups) {
+                    steps.run(round_group_codes, blocks, kPrepareThreads, 0, state, plan.group);
                   } else if (plan.half) {
                     steps.run(round_codes<OneCodebook>, blocks, kPrepareThreads, 0,
                               OneCodebook{state});
                   }
                 });
-  if (plan.groups || plan.groups_of_open) return;
+  if (plan.groups) return;
   steps.run(plan.half ? prepare_rows<true> : prepare_rows<false>,
             blocks_of_warps(plan.half ? state.padded_tokens : task.tokens), kPrepareThreads, 0,
             state);
@@ -135,77 +127,94 @@ void prepare(Steps& steps, const SearchState& state, const SearchPlan& plan, con
 
 /// Blocks for a list whose length is known only on the device: as many as can run at once.
 unsigned blocks_for_list(int64_t most_rows, int64_t each, const SearchPlan& plan) {
-  return blocks_for(most_rows, each, 4 * static_cast<int64_t>(plan.processors));
+  return blocks_for(most_rows, each, 4 * plan.processors);
 }
 
-/// Screens all rows in half precision.
-void scan_in_half(Steps& steps, const SearchState& state, const SearchPlan& plan) {
+/// Screens all rows by groups of four warps: on ranges of codes too where there are too few rows for all blocks. Then
+/// lists the close codes of the rows that are left open.
+template <Scan scan>
+void scan_groups_of_warps(Steps& steps, const SearchState& state, const SearchPlan& plan) {
   const auto& task = state.task;
-  if (!plan.groups) {
-    steps.run(scan_half, blocks_for(task.tokens, kTileRows), kHalfThreads, kHalfShared, state);
-    return;
-  }
-  const RowList all = {nullptr, nullptr, task.tokens};
-  const auto shared = plan.group.shared(Scan::kHalf);
-  const auto tiles = blocks_for(task.tokens, kGroupRows);
-  if (state.padded_tokens / kGroupRows < plan.processors && plan.groups_of_open) {
-    steps.run(scan_groups<Scan::kHalf, true, 2>, tiles * static_cast<unsigned>(state.segments),
-              kGroupThreads, shared, state, plan.group, all);
-    steps.run(close_segments<Scan::kHalf>, blocks_for(task.tokens, kCloseThreads), kCloseThreads, 0,
-              state, all);
+  const RowList all = {nullptr, nullptr, nullptr, task.tokens};
+  const int64_t tiles = plan.row_tiles(task.tokens), codes = state.padded_size / kTileCodes;
+  const auto shared = plan.group.shared();
+  SearchState parts = state;
+  if (tiles >= plan.processors) {
+    steps.run(scan_groups<scan, GroupScan::kClose>, blocks_for(tiles, 1), kGroupThreads, shared,
+              state, plan.group, all);
   } else {
-    steps.run(scan_groups<Scan::kHalf, false, 2>, tiles, kGroupThreads, shared, state, plan.group,
+    const int64_t wanted = (2 * plan.processors + tiles - 1) / tiles;
+    parts.segments = static_cast<int>(std::min({wanted, codes, int64_t{state.segments}}));
+    steps.run(scan_groups<scan, GroupScan::kSegments>,
+              static_cast<unsigned>(tiles * parts.segments), kGroupThreads, shared, parts,
+              plan.group, all);
+    steps.run(close_segments<scan>, blocks_for(task.tokens, kCloseThreads), kCloseThreads, 0, parts,
               all);
   }
+  if constexpr (scan == Scan::kHalf) {
+    parts.segments = static_cast<int>(std::min(codes, kMostCollectSegments));
+    const RowList open = {state.open_in_half, state.rivalries, &state.facts->open_in_half, 0};
+    const int64_t most = (4 * plan.processors + parts.segments - 1) / parts.segments;
+    steps.run(scan_groups<scan, GroupScan::kCollect>,
+              static_cast<unsigned>(std::min(tiles, most) * parts.segments), kGroupThreads, shared,
+              parts, plan.group, open);
+  }
 }
 
-/// Screens the rows of a list, or all rows, closer than in half precision.
-void scan_closer(Steps& steps, const SearchState& state, const SearchPlan& plan,
-                 const RowList& list) {
+/// Screens all rows in float32.
+void scan_all_in_float(Steps& steps, const SearchState& state) {
   const auto& task = state.task;
+  const RowList all = {nullptr, nullptr, nullptr, task.tokens};
+  const bool flat = task.dim <= kFloatDepth / 2;  // half of the usual rounds would be zeros
+  const auto scan = flat ? scan_float<kFullTile, kFloatDepth / 2, false>
+                         : scan_float<kFullTile, kFloatDepth, false>;
+  steps.run(scan, blocks_for(task.tokens, kFullTile), kFloatThreads, FloatTile<kFullTile>::kShared,
+            state, all);
+}
+
+/// Screens in float32 the rows that half precision leaves open.
+void scan_open_in_float(Steps& steps, const SearchState& state, const SearchPlan& plan) {
+  const RowList open = {state.open_in_float, state.rivalries, &state.facts->open_in_float, 0};
   const auto segments = static_cast<unsigned>(state.segments);
-  if (!plan.groups_of_open) {
-    const unsigned tiles = blocks_for_list(task.tokens, kListTile, plan);
-    steps.run(scan_float<kListTile, kFloatDepth, true>, tiles * segments, kFloatThreads,
-              FloatTile<kListTile>::kShared, state, list);
-    steps.run(close_segments<Scan::kFloat>, blocks_for_list(task.tokens, kCloseThreads, plan),
-              kCloseThreads, 0, state, list);
-    return;
-  }
-  const auto shared = plan.group.shared(Scan::kSplit);
-  if (plan.group.packed && state.padded_tokens / kGroupRows >= plan.processors) {
-    steps.run(scan_groups<Scan::kSplit, false, 2>, blocks_for(task.tokens, kGroupRows),
-              kGroupThreads, shared, state, plan.group, list);
-    return;
-  }
-  const auto scan = plan.group.packed ? scan_groups<Scan::kSplit, true, 2>
-                                      : scan_groups<Scan::kSplit, true, 1>;
-  steps.run(scan, blocks_for_list(task.tokens, kGroupRows, plan) * segments, kGroupThreads, shared,
-            state, plan.group, list);
-  steps.run(close_segments<Scan::kSplit>, blocks_for_list(task.tokens, kCloseThreads, plan),
-            kCloseThreads, 0, state, list);
+  const int64_t tokens = state.task.tokens;
+  steps.run(scan_float<kListTile, kFloatDepth, true>,
+            blocks_for_list(tokens, kListTile, plan) * segments, kFloatThreads,
+            FloatTile<kListTile>::kShared, state, open);
+  steps.run(close_segments<Scan::kFloat>, blocks_for_list(tokens, kCloseThreads, plan),
+            kCloseThreads, 0, state, open);
 }
 
-void search(Steps& steps, const SearchState& state, const SearchPlan& plan) {
-  const auto& task = state.task;
-  const auto& facts = *state.facts;  // only the address is used; the host cannot read it
-  const RowList all = {nullptr, nullptr, task.tokens};
-  if (plan.half) {
-    scan_in_half(steps, state, plan);
-    scan_closer(steps, state, plan, {state.open_in_float, &facts.open_in_float, 0});
-  } else if (plan.groups_of_open) {
-    scan_closer(steps, state, plan, all);
+/// Screens all rows, in half precision where that is faster, and lists those that stay open.
+void screen(Steps& steps, const SearchState& state, const SearchPlan& plan) {
+  if (plan.groups && plan.half) {
+    scan_groups_of_warps<Scan::kHalf>(steps, state, plan);
+  } else if (plan.groups) {
+    scan_groups_of_warps<Scan::kSplit>(steps, state, plan);
+  } else if (plan.half) {
+    steps.run(scan_half, blocks_for(state.task.tokens, kTileRows), kHalfThreads, kHalfShared, state);
   } else {
-    const bool flat = task.dim <= kFloatDepth / 2;  // half of the usual rounds would be zeros
-    const auto scan = flat ? scan_float<kFullTile, kFloatDepth / 2, false>
-                           : scan_float<kFullTile, kFloatDepth, false>;
-    steps.run(scan, blocks_for(task.tokens, kFullTile), kFloatThreads,
-              FloatTile<kFullTile>::kShared, state, all);
+    scan_all_in_float(steps, state);
   }
+  if (plan.half) scan_open_in_float(steps, state, plan);
+}
+
+void search(Steps& steps, const SearchState& state, const SearchPlan& plan, const Queue& queue) {
+  const auto& task = state.task;
+  steps.add(fill_bytes(queue, state.facts, 0, sizeof(SearchFacts)));
   const auto parts = static_cast<int>(
       blocks_for(task.size, kExactThreads, kMostRivals));  // each has codes for all threads
+  RowList open = {nullptr, nullptr, nullptr, task.tokens};
+  if (plan.exact) {
+    steps.run(begin_exact_search, blocks_of_warps(task.size + task.tokens), kPrepareThreads, 0,
+              state, parts);
+  } else {
+    prepare(steps, state, plan, queue);
+    screen(steps, state, plan);
+    open = {state.open_in_double, state.rivalries, &state.facts->open_in_double, 0};
+  }
   const unsigned tiles = blocks_for_list(task.tokens, kExactRows, plan);
-  steps.run(list_exact_rivals, tiles * parts, kExactThreads, exact_shared<float>(), state, parts);
+  steps.run(list_exact_rivals, tiles * parts, kExactThreads, exact_shared<float>(), state, open,
+            parts);
   const int64_t rivals_of_block = kRivalThreads / kMostRivals;
   steps.run(decide_rivals, blocks_for_list(task.tokens, rivals_of_block, plan), kRivalThreads, 0,
             state);
@@ -265,8 +274,7 @@ Error nearest_code(const NearestCodeTask<float>& task, void* workspace, const Qu
   units.replace(state.task);
   Steps steps(queue);
   steps.add(units.fill(task, queue));
-  prepare(steps, state, plan, queue);
-  search(steps, state, plan);
+  search(steps, state, plan, queue);
   return steps.error();
 }
 

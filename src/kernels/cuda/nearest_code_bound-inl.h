@@ -29,7 +29,7 @@ struct CodeBound {
   double loss;              // largest norm of the error from rounding to half precision
   double split_loss;        // of the error from rounding to a sum of two numbers in half precision
   double offset;            // largest number that is subtracted from a product
-  double cut, split_cut;    // relative error of all tensor core additions of a score, of a sum of two halves
+  double cut;               // relative error of all tensor core additions of a score
   int scale;                // codes are multiplied by 2^scale before they are rounded
   int all_open;             // some code is not screened
 };
@@ -72,7 +72,7 @@ __device__ inline double margin_of(const CodeBound& bound, const RowNorms& row) 
     error += (row.norm * bound.split_loss + row.split_loss * codes +
               (row.loss + row.split_loss) * (bound.loss + bound.split_loss)) *
              (1 + 1e-6);
-    error += bound.split_cut * x * codes + kPackingError * (x * codes + bound.offset);
+    error += bound.cut * x * codes + kPackingError * (x * codes + bound.offset);
   }
   return bound.all_open ? HUGE_VAL : kReach * error;
 }

@@ -3,18 +3,26 @@
 #pragma once
 
 #include "kernels/cuda/nearest_code_exact-inl.h"
+#include "kernels/cuda/nearest_code_prepare-inl.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
 constexpr unsigned kRivalThreads = 128;
 
-/// Makes rivals of the nearest code of each of `parts` parts of the codebook, for the rows that are open in double, so
-/// that few rows occupy many blocks. Their entries follow those of the other rivalries.
+/// Whether all numbers of a row are finite; runs in one warp.
+template <typename T>
+__device__ inline bool is_finite_row(const NearestCodeTask<T>& task, int64_t row) {
+  bool finite = true;
+  for (int64_t d = lane_of_warp(); d < task.dim; d += kWarp)
+    finite = finite && isfinite(task.x[row * task.dim + d]);
+  return __all_sync(kWholeWarp, finite);
+}
+
+/// Makes rivals of the nearest code of each of `parts` parts of the codebook, for the rows of a list, so that few rows
+/// occupy many blocks.
 __global__ void __launch_bounds__(kExactThreads, 2)
-    list_exact_rivals(SearchState state, int parts) {
-  const auto count = static_cast<int64_t>(state.facts->open_in_double);
-  const auto entries = static_cast<int64_t>(state.facts->rivalries);
-  const int64_t* list = state.open_in_double;
+    list_exact_rivals(SearchState state, RowList list, int parts) {
+  const int64_t count = list.size();
   const auto part = static_cast<int>(blockIdx.x % static_cast<unsigned>(parts));
   const int64_t step = static_cast<int64_t>(gridDim.x / parts) * kExactRows;
   for (int64_t first = static_cast<int64_t>(blockIdx.x / parts) * kExactRows; first < count;
@@ -23,29 +31,46 @@ __global__ void __launch_bounds__(kExactThreads, 2)
     decide_rows(
         state.task, state.status, part_of_codes(state.task.size, part, parts), rows,
         shared_memory<float>(),
-        [&](int row, int64_t d) { return state.task.x[list[first + row] * state.task.dim + d]; },
+        [&](int row, int64_t d) { return state.task.x[list.row(first + row) * state.task.dim + d]; },
         [&](int row, const Verdict& verdict) {
-          const int64_t entry = entries + first + row;
-          int32_t* rivals = state.rivals + entry * kMostRivals;
-          rivals[part] = verdict.code;
-          if (part != 0) return;
-          state.rivalries[entry] = list[first + row];
-          for (int other = parts; other < kMostRivals; ++other) rivals[other] = -1;
+          const int64_t entry = list.entries ? list.entry(first + row) : first + row;
+          state.rivals[entry * kMostRivals + part] = verdict.code;
+          if (list.entries && part == 0) state.rival_counts[entry] = parts;
         });
   }
+}
+
+/// Prepares a search that scores all codes for all rows: classifies codes, and makes a rivalry of each row.
+__global__ void __launch_bounds__(kExactThreads) begin_exact_search(SearchState state, int parts) {
+  const auto& task = state.task;
+  for (int64_t at = grid_warp(); at < task.size + task.tokens; at += grid_warps()) {
+    if (at < task.size) {
+      classify_code(task, at, state.status, state.facts);
+      continue;
+    }
+    const int64_t row = at - task.size;
+    const bool finite = is_finite_row(task, row);
+    if (lane_of_warp() != 0) continue;
+    if (!finite) task.indices[row] = -1;
+    state.rivalries[row] = row;
+    state.rival_counts[row] = finite ? parts : kDecided;
+  }
+  if (grid_thread() == 0) state.facts->rivalries = static_cast<Word>(task.tokens);
 }
 
 /// Decides between known rivals; one thread per rival.
 __global__ void __launch_bounds__(kRivalThreads) decide_rivals(SearchState state) {
   constexpr int kTogether = kWarp / kMostRivals;  // rows per warp
   const auto& task = state.task;
-  const auto count = static_cast<int64_t>(state.facts->rivalries + state.facts->open_in_double);
+  const auto count = static_cast<int64_t>(state.facts->rivalries);
+  const int own = lane_of_warp() % kMostRivals;
   for (int64_t first = grid_warp() * kTogether; first < count; first += grid_warps() * kTogether) {
     const int64_t entry = first + lane_of_warp() / kMostRivals;
+    const int32_t rivals = entry < count ? state.rival_counts[entry] : kDecided;
     Verdict verdict;
-    if (entry < count) {
+    if (own < rivals && rivals <= kMostRivals) {
       const int64_t row = state.rivalries[entry];
-      const int32_t code = state.rivals[entry * kMostRivals + lane_of_warp() % kMostRivals];
+      const int32_t code = state.rivals[entry * kMostRivals + own];
       if (code >= 0) {
         const float *x = task.x + row * task.dim, *c = task.codebook + code * task.dim;
         const double score = score_of(x, c, task.dim, task.cosine) + state.bias_of(code);
@@ -54,8 +79,7 @@ __global__ void __launch_bounds__(kRivalThreads) decide_rivals(SearchState state
     }
     __syncwarp();
     verdict.merge(kMostRivals);
-    if (entry < count && lane_of_warp() % kMostRivals == 0)
-      task.indices[state.rivalries[entry]] = verdict.code;
+    if (own == 0 && rivals > 0) task.indices[state.rivalries[entry]] = verdict.code;
   }
 }
 
@@ -80,10 +104,7 @@ __global__ void __launch_bounds__(kExactThreads, 2)
 template <typename T>
 __global__ void __launch_bounds__(kExactThreads) mark_rows(NearestCodeTask<T> task) {
   for (int64_t row = grid_warp(); row < task.tokens; row += grid_warps()) {
-    bool finite = true;
-    for (int64_t d = lane_of_warp(); d < task.dim; d += kWarp)
-      finite = finite && isfinite(task.x[row * task.dim + d]);
-    finite = __all_sync(kWholeWarp, finite);
+    const bool finite = is_finite_row(task, row);
     if (lane_of_warp() == 0) task.indices[row] = finite ? 0 : -1;
   }
 }

@@ -40,7 +40,7 @@ struct Verdict {
 template <typename Row>
 __device__ inline double score_of(const Row& row, const float* code, int64_t dim, bool cosine) {
   double score = 0;
-#pragma unroll 4
+#pragma unroll 16
   for (int64_t d = 0; d < dim; ++d) score = add_to_score(score, row[d], code[d], cosine);
   return score;
 }

@@ -133,7 +133,8 @@ __global__ void __launch_bounds__(kFloatThreads, 2) scan_float(SearchState state
         const Contests of_segments(state.segment_contests, state.task.tokens, segments);
         of_segments.put(first + place, segment, table.of_row(place));
       } else {
-        close_row<Scan::kFloat>(state, table, place, list.row(first + place));
+        close_row<Scan::kFloat>(state, table, place, list.row(first + place),
+                                list.entry(first + place));
       }
     }
     __syncthreads();

@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kHalfThreads, 2) scan_half(SearchState state) 
     __syncthreads();
     const auto place = static_cast<int>(threadIdx.x);
     if (place < kTileRows && row + place < state.task.tokens)
-      close_row<Scan::kHalf>(state, table, place, row + place);
+      close_row<Scan::kHalf>(state, table, place, row + place, -1);
     __syncthreads();  // before stages reuse the table
   }
 }

@@ -7,7 +7,7 @@
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
-constexpr int kMostRivals = 8;  // close codes of a row that are decided without another scan
+constexpr int kMostRivals = 16;  // close codes of a row that are decided without another scan
 
 // Subtracted from the products of what is not a screened code. Products are below kLargestNorm^2.
 constexpr float kNoCode = 0x1p126f;
@@ -20,7 +20,7 @@ using Word = unsigned long long;
 /// float64, which order alike.
 struct SearchFacts {
   Word largest_norm, largest_loss, largest_split_loss, largest_offset;
-  Word open_in_float, open_in_double, rivalries;  // lengths of the lists
+  Word rivalries, open_in_half, open_in_float, open_in_double;  // lengths of the lists
   int set_aside;
   CodeBound bound;
 };
@@ -34,14 +34,19 @@ __device__ inline CodeRange part_of_codes(int64_t size, int part, int parts) {
   return {size * part / parts, size * (part + 1) / parts};
 }
 
-/// The rows of a list, or all rows.
+/// All rows, or those of some rivalries.
 struct RowList {
-  const int64_t* rows = nullptr;  ///< null: all rows from 0 to count
-  const Word* length = nullptr;   ///< on the device; set if rows is
+  const int64_t* entries = nullptr;    ///< null: all rows from 0 to count
+  const int64_t* rivalries = nullptr;  ///< row of each rivalry
+  const Word* length = nullptr;        ///< on the device; set if entries is
   int64_t count = 0;
 
-  __device__ int64_t size() const { return rows ? static_cast<int64_t>(*length) : count; }
-  __device__ int64_t row(int64_t place) const { return rows ? rows[place] : place; }
+  __device__ int64_t size() const { return entries ? static_cast<int64_t>(*length) : count; }
+  /// The rivalry of a place of the list, -1 if it has none.
+  __device__ int64_t entry(int64_t place) const { return entries ? entries[place] : -1; }
+  __device__ int64_t row(int64_t place) const {
+    return entries ? rivalries[entries[place]] : place;
+  }
 };
 
 struct SearchState {
@@ -56,15 +61,17 @@ struct SearchState {
   float* norms = nullptr;             ///< (tokens,): NaN: not finite; infinite: beyond the bound
   float* losses = nullptr;            ///< (tokens,): norms of rounding errors, as in RowNorms
   float* split_losses = nullptr;      ///< (tokens,)
+  // Rows whose code is not certain: rivalries, and the numbers of those that still await a scan.
+  int64_t* rivalries = nullptr;       ///< (tokens,): row
+  int32_t* rivals = nullptr;          ///< (tokens, kMostRivals): codes, -1 is none
+  int32_t* rival_counts = nullptr;    ///< (tokens,): kDecided, or more than kMostRivals: not these
+  float* limits = nullptr;            ///< (tokens,): scores of rivals that are collected; null: none
+  int64_t* open_in_half = nullptr;    ///< (tokens,): for the scan that collects rivals
   int64_t* open_in_float = nullptr;   ///< (tokens,)
   int64_t* open_in_double = nullptr;  ///< (tokens,)
-  int64_t* rivalries = nullptr;       ///< (tokens,): rows with rivals
-  int32_t* rivals = nullptr;          ///< (tokens, kMostRivals): -1 is none
   void* segment_contests = nullptr;   ///< Contests of open_in_float, one lane per segment
   int64_t padded_size = 0, padded_tokens = 0, depth = 0;
-  int64_t code_stride = 0;  ///< numbers of a line of `codes`: depth, or with groups of warps more
-  /// Instructions of tensor cores that add up a score, of numbers in half precision and of sums of two.
-  int64_t products = 0, split_products = 0;
+  int64_t products = 0;  ///< instructions of tensor cores that add up a score
   int segments = 1;  ///< ranges of codes divided among blocks when few rows are left
 
   __device__ double bias_of(int64_t code) const {
@@ -73,8 +80,18 @@ struct SearchState {
   }
 };
 
-__device__ inline void append(int64_t* list, Word& length, int64_t row) {
-  list[atomicAdd(&length, Word{1})] = row;
+constexpr int32_t kDecided = -1;
+
+__device__ inline void append(int64_t* list, Word& length, int64_t entry) {
+  list[atomicAdd(&length, Word{1})] = entry;
+}
+
+/// Adds a rivalry of a row, without rivals.
+__device__ inline int64_t add_rivalry(const SearchState& state, int64_t row) {
+  const auto entry = static_cast<int64_t>(atomicAdd(&state.facts->rivalries, Word{1}));
+  state.rivalries[entry] = row;
+  state.rival_counts[entry] = 0;
+  return entry;
 }
 
 /// Best score, its code, and the second-best score among the codes that one
@@ -163,10 +180,10 @@ struct Standing {
   }
 };
 
-/// Classifies a row: certain, a few rivals whose codes are known, or open.
+/// Classifies a row: certain, a few rivals whose codes are known, or open. entry: its rivalry, -1 if it has none.
 template <Scan scan>
 __device__ inline void close_row(const SearchState& state, const Contests& contests, int64_t place,
-                                 int64_t row) {
+                                 int64_t row, int64_t entry) {
   const double norm = state.norms[row];
   if (isnan(norm)) {
     state.task.indices[row] = -1;
@@ -178,21 +195,35 @@ __device__ inline void close_row(const SearchState& state, const Contests& conte
   if constexpr (scan == Scan::kSplit) norms.split_loss = state.split_losses[row];
   const double margin = margin_of<scan>(facts.bound, norms);
   const Standing standing(contests, place, margin, state.task.fault);
-  if (standing.open || standing.rivals > kMostRivals) {
-    if (scan == Scan::kHalf) {
-      append(state.open_in_float, facts.open_in_float, row);
-    } else {
-      append(state.open_in_double, facts.open_in_double, row);
-    }
-  } else if (standing.rivals == 1) {
+  const bool certain = !standing.open && standing.rivals == 1;
+  if (certain) {
     state.task.indices[row] = contests.code[standing.winner];
-  } else {
-    const Word entry = atomicAdd(&facts.rivalries, Word{1});
-    state.rivalries[entry] = row;
+    if (entry >= 0) state.rival_counts[entry] = kDecided;
+    return;
+  }
+  if (entry < 0) entry = add_rivalry(state, row);
+  if (!standing.open && standing.rivals <= kMostRivals) {
     int32_t* to = state.rivals + entry * kMostRivals;
-    int count = 0;
+    int32_t count = 0;
     standing.for_rivals(contests, place, [&](int32_t code) { to[count++] = code; });
-    while (count < kMostRivals) to[count++] = -1;
+    state.rival_counts[entry] = count;
+  } else if (scan != Scan::kHalf) {
+    append(state.open_in_double, facts.open_in_double, entry);
+  } else if (state.limits == nullptr || !standing.decides()) {
+    append(state.open_in_float, facts.open_in_float, entry);
+  } else {
+    state.limits[entry] = -__double2float_ru(-standing.limit);  // rounds down
+    append(state.open_in_half, facts.open_in_half, entry);
+  }
+}
+
+/// Adds a rival to those of a row; the row stays open if it has too many.
+__device__ inline void collect_rival(const SearchState& state, int64_t entry, int32_t code) {
+  const int32_t before = atomicAdd(&state.rival_counts[entry], 1);
+  if (before < kMostRivals) {
+    state.rivals[entry * kMostRivals + before] = code;
+  } else if (before == kMostRivals) {
+    append(state.open_in_float, state.facts->open_in_float, entry);
   }
 }
 
@@ -204,7 +235,7 @@ __global__ void __launch_bounds__(kCloseThreads) close_segments(SearchState stat
   const Contests contests(state.segment_contests, state.task.tokens, state.segments);
   const int64_t count = list.size();
   for (int64_t place = grid_thread(); place < count; place += grid_threads())
-    close_row<scan>(state, contests, place, list.row(place));
+    close_row<scan>(state, contests, place, list.row(place), list.entry(place));
 }
 
 }  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

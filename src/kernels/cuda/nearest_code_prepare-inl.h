@@ -63,9 +63,9 @@ __global__ void __launch_bounds__(kPrepareThreads)
     make_unit_row(rows + row * dim, dim, to + row * dim);
 }
 
-/// Classifies a code; runs in one warp.
+/// Classifies a code; runs in one warp, and all of it gets the result.
 template <typename T>
-__device__ inline void classify_code(const NearestCodeTask<T>& task, int64_t code, uint8_t* status,
+__device__ inline CodeStatus classify_code(const NearestCodeTask<T>& task, int64_t code, uint8_t* status,
                                      SearchFacts* facts) {
   double square = 0;
   bool finite = true;
@@ -78,12 +78,14 @@ __device__ inline void classify_code(const NearestCodeTask<T>& task, int64_t cod
   finite = __all_sync(kWholeWarp, finite);
   double bias = task.bias ? static_cast<double>(task.bias[code]) : 0.0;
   finite = finite && isfinite(bias);
-  if (lane_of_warp() != 0) return;
   bias = fabs(bias);
   const bool small = square < kLargestNorm * kLargestNorm && bias < kLargestNorm * kLargestNorm;
-  status[code] = !finite ? kExcluded : (small ? kScreened : kSetAside);
+  const CodeStatus found = !finite ? kExcluded : (small ? kScreened : kSetAside);
+  if (lane_of_warp() != 0) return found;
+  status[code] = found;
   if (finite && !small) atomicOr(&facts->set_aside, 1);
   if (finite && small) raise(facts->largest_offset, bias);
+  return found;
 }
 
 template <typename T>
@@ -93,39 +95,33 @@ __global__ void __launch_bounds__(kPrepareThreads)
     classify_code(task, code, status, facts);
 }
 
-template <typename Codebooks>
-__global__ void __launch_bounds__(kPrepareThreads) classify_codes(Codebooks codebooks) {
-  for_codes(codebooks, [](const SearchState& state, int64_t code) {
-    if (code < state.task.size) classify_code(state.task, code, state.status, state.facts);
-  });
-}
-
-/// Computes columns [first, first + kCenterColumns) of the mean of a sample of the
-/// codes; runs in one block.
+/// Computes columns [first, first + kCenterColumns) of the mean of a sample of the codes, of the numbers that are finite
+/// and not huge; runs in one block.
 __device__ inline void find_center_columns(const SearchState& state, int64_t first) {
   __shared__ float sums[kCenterLanes][kCenterColumns + 1];
-  __shared__ int counts[kCenterLanes];
+  __shared__ int counts[kCenterLanes][kCenterColumns + 1];
   const int column = static_cast<int>(threadIdx.x) % kCenterColumns,
             lane = static_cast<int>(threadIdx.x) / kCenterColumns;
   const int64_t size = state.task.size, dim = state.task.dim, d = first + column;
   const int64_t samples = min(size, kCenterSample);
   float sum = 0;
   int count = 0;
+#pragma unroll 8
   for (int64_t i = lane; i < samples; i += kCenterLanes) {
-    const int64_t code = i * size / samples;
-    if (state.status[code] != kScreened) continue;
-    ++count;
-    if (d < dim) sum += state.task.codebook[code * dim + d];
+    const float value = d < dim ? state.task.codebook[i * size / samples * dim + d] : 0.0f;
+    const bool counts_in = fabsf(value) < static_cast<float>(kLargestNorm);
+    count += counts_in;
+    sum += counts_in ? value : 0.0f;
   }
   sums[lane][column] = sum;
-  if (column == 0) counts[lane] = count;
+  counts[lane][column] = count;
   __syncthreads();
   if (lane == 0 && d < dim) {
     sum = 0;
     count = 0;
     for (int i = 0; i < kCenterLanes; ++i) {
       sum += sums[i][column];
-      count += counts[i];
+      count += counts[i][column];
     }
     state.center[d] = count == 0 ? 0.0f : sum / static_cast<float>(count);
   }
@@ -143,12 +139,14 @@ __global__ void __launch_bounds__(kCenterColumns* kCenterLanes, 1)
                         item % groups * kCenterColumns);
 }
 
-/// Computes norms relative to the centre.
+/// Classifies codes, and computes their norms relative to the centre.
 template <typename Codebooks>
 __global__ void __launch_bounds__(kPrepareThreads) measure_codes(Codebooks codebooks) {
   for_codes(codebooks, [](const SearchState& state, int64_t code) {
     const auto& task = state.task;
-    const bool screened = code < task.size && state.status[code] == kScreened;
+    bool screened = false;
+    if (code < task.size)
+      screened = classify_code(task, code, state.status, state.facts) == kScreened;
     double square = 0;
     for (int64_t d = lane_of_warp(); screened && d < task.dim; d += kWarp) {
       const double value = task.codebook[code * task.dim + d] - state.center[d];
@@ -219,7 +217,6 @@ __device__ inline void bound_codebook(const SearchState& state) {
   bound.scale = scale_of(norm);
   bound.split_loss = magnitude_of(facts.largest_split_loss);
   bound.cut = static_cast<double>(state.products) * kLossPerMma * 1.01;
-  bound.split_cut = static_cast<double>(state.split_products) * kLossPerMma * 1.01;
   bound.all_open = facts.set_aside;
   set_score_error(bound, state.task.dim, magnitude_of(facts.largest_offset), shift);
 }
@@ -247,7 +244,6 @@ template <typename Codebooks, typename Round>
 void prepare_codes(Steps& steps, const Codebooks& codebooks, const PreparedSizes& sizes,
                    const Round& round) {
   const auto blocks = blocks_of_warps(sizes.codes);
-  steps.run(classify_codes<Codebooks>, blocks, kPrepareThreads, 0, codebooks);
   if (!sizes.cosine) {
     const int64_t groups = sizes.codebooks * ((sizes.dim + kCenterColumns - 1) / kCenterColumns);
     steps.run(find_centers<Codebooks>, blocks_for(groups, 1), kCenterColumns * kCenterLanes, 0,
