@@ -173,36 +173,37 @@ inline Error fill_bytes(const Queue& queue, void* to, int value, size_t bytes) {
   return error_of(cudaMemsetAsync(to, value, bytes, static_cast<cudaStream_t>(queue.stream)));
 }
 
-/// The major compute capability; 0 if it cannot be determined.
-inline int capability_of(int device) {
+/// An attribute of a device, which is asked for once; 0 if it cannot be determined.
+template <cudaDeviceAttr attribute>
+int attribute_of(int device) {
   constexpr int kRemembered = 64, kUnknown = -1;
   static std::atomic<int> known[kRemembered] = {};  // plus one, since 0 means unknown
   const bool remembers = device >= 0 && device < kRemembered;
   const int before = remembers ? known[device].load() - 1 : kUnknown;
   if (before != kUnknown) return before;
-  int major = 0;
-  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
+  int value = 0;
+  if (cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess) {
     cudaGetLastError();  // clears the error, so that the next launch does not report it
-    major = 0;
+    value = 0;
   }
-  if (remembers) known[device].store(major + 1);
-  return major;
+  if (remembers) known[device].store(value + 1);
+  return value;
+}
+
+/// The major compute capability; 0 if it cannot be determined.
+inline int capability_of(int device) {
+  return attribute_of<cudaDevAttrComputeCapabilityMajor>(device);
 }
 
 /// Number of multiprocessors; 0 if it cannot be determined.
 inline int processors_of(const Queue& queue) {
-  int count = 0;
-  const auto error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, queue.device);
-  return error == cudaSuccess ? count : 0;
+  return attribute_of<cudaDevAttrMultiProcessorCount>(queue.device);
 }
 
 /// Bytes of shared memory that a block may request: 99 KiB on 8.6, 8.9 and 12.0, 163 on 8.0, 227 on
 /// 9.0 and 10.0; 0 if it cannot be determined.
 inline int shared_memory_of(const Queue& queue) {
-  int bytes = 0;
-  const auto error =
-      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, queue.device);
-  return error == cudaSuccess ? bytes : 0;
+  return attribute_of<cudaDevAttrMaxSharedMemoryPerBlockOptin>(queue.device);
 }
 
 }  // namespace torchvq::kernels::cuda

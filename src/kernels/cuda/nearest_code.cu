@@ -88,7 +88,7 @@ void cut_state(Cutter& cutter, SearchState& state, const SearchPlan& plan) {
   cutter.cut(state.center, task.dim);
   cutter.cut(state.half_norms, state.padded_size);
   cutter.cut(state.norms, task.tokens);
-  cutter.cut(state.open_in_double, task.tokens);
+  if (!plan.groups) cutter.cut(state.open_in_double, task.tokens);
   if (!plan.half && !plan.groups) return;
   cutter.cut(state.codes, state.padded_size * state.depth);
   cutter.cut(state.losses, task.tokens);
@@ -195,26 +195,36 @@ void screen(Steps& steps, const SearchState& state, const SearchPlan& plan) {
   } else {
     scan_all_in_float(steps, state);
   }
-  if (plan.half) scan_open_in_float(steps, state, plan);
+  if (plan.half && !plan.groups) scan_open_in_float(steps, state, plan);
+}
+
+/// Lists for each part of the codebook the nearest code of rows, by exact scores.
+template <int rows>
+void list_exact(Steps& steps, const SearchState& state, const SearchPlan& plan, const RowList& list,
+                int parts) {
+  const unsigned tiles = blocks_for_list(state.task.tokens, rows, plan);
+  steps.run(list_exact_rivals<rows>, tiles * static_cast<unsigned>(parts), kExactThreads,
+            exact_shared<float, rows>(), state, list, parts);
 }
 
 void search(Steps& steps, const SearchState& state, const SearchPlan& plan, const Queue& queue) {
   const auto& task = state.task;
+  const auto& facts = *state.facts;  // only the address is used; the host cannot read it
   steps.add(fill_bytes(queue, state.facts, 0, sizeof(SearchFacts)));
   const auto parts = static_cast<int>(
       blocks_for(task.size, kExactThreads, kMostRivals));  // each has codes for all threads
-  RowList open = {nullptr, nullptr, nullptr, task.tokens};
   if (plan.exact) {
     steps.run(begin_exact_search, blocks_of_warps(task.size + task.tokens), kPrepareThreads, 0,
               state, parts);
+    list_exact<kExactRows>(steps, state, plan, {nullptr, nullptr, nullptr, task.tokens}, parts);
   } else {
     prepare(steps, state, plan, queue);
     screen(steps, state, plan);
-    open = {state.open_in_double, state.rivalries, &state.facts->open_in_double, 0};
+    const RowList open =
+        plan.groups ? RowList{state.open_in_float, state.rivalries, &facts.open_in_float, 0}
+                    : RowList{state.open_in_double, state.rivalries, &facts.open_in_double, 0};
+    list_exact<kExactListRows>(steps, state, plan, open, parts);
   }
-  const unsigned tiles = blocks_for_list(task.tokens, kExactRows, plan);
-  steps.run(list_exact_rivals, tiles * parts, kExactThreads, exact_shared<float>(), state, open,
-            parts);
   const int64_t rivals_of_block = kRivalThreads / kMostRivals;
   steps.run(decide_rivals, blocks_for_list(task.tokens, rivals_of_block, plan), kRivalThreads, 0,
             state);
@@ -290,7 +300,7 @@ Error nearest_code(const NearestCodeTask<double>& task, void* workspace, const Q
   steps.run(mark_rows<double>, blocks_for(task.tokens, kExactThreads / kWarp), kExactThreads, 0,
             state.task);
   steps.run(scan_exact<double>, blocks_for(task.tokens, kExactRows), kExactThreads,
-            exact_shared<double>(), state.task, state.status);
+            exact_shared<double, kExactRows>(), state.task, state.status);
   return steps.error();
 }
 

@@ -20,15 +20,16 @@ __device__ inline bool is_finite_row(const NearestCodeTask<T>& task, int64_t row
 
 /// Makes rivals of the nearest code of each of `parts` parts of the codebook, for the rows of a list, so that few rows
 /// occupy many blocks.
+template <int most>
 __global__ void __launch_bounds__(kExactThreads, 2)
     list_exact_rivals(SearchState state, RowList list, int parts) {
   const int64_t count = list.size();
   const auto part = static_cast<int>(blockIdx.x % static_cast<unsigned>(parts));
-  const int64_t step = static_cast<int64_t>(gridDim.x / parts) * kExactRows;
-  for (int64_t first = static_cast<int64_t>(blockIdx.x / parts) * kExactRows; first < count;
+  const int64_t step = static_cast<int64_t>(gridDim.x / parts) * most;
+  for (int64_t first = static_cast<int64_t>(blockIdx.x / parts) * most; first < count;
        first += step) {
-    const int rows = static_cast<int>(min(count - first, static_cast<int64_t>(kExactRows)));
-    decide_rows(
+    const int rows = static_cast<int>(min(count - first, int64_t{most}));
+    decide_rows<most>(
         state.task, state.status, part_of_codes(state.task.size, part, parts), rows,
         shared_memory<float>(),
         [&](int row, int64_t d) { return state.task.x[list.row(first + row) * state.task.dim + d]; },
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(kExactThreads, 2)
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * kExactRows; first < task.tokens;
        first += static_cast<int64_t>(gridDim.x) * kExactRows) {
     const int rows = static_cast<int>(min(task.tokens - first, static_cast<int64_t>(kExactRows)));
-    decide_rows(
+    decide_rows<kExactRows>(
         task, status, {0, task.size}, rows, shared_memory<T>(),
         [&](int row, int64_t d) { return task.x[(first + row) * task.dim + d]; },
         [&](int row, const Verdict& verdict) {

@@ -67,8 +67,8 @@ struct SearchState {
   int32_t* rival_counts = nullptr;    ///< (tokens,): kDecided, or more than kMostRivals: not these
   float* limits = nullptr;            ///< (tokens,): scores of rivals that are collected; null: none
   int64_t* open_in_half = nullptr;    ///< (tokens,): for the scan that collects rivals
-  int64_t* open_in_float = nullptr;   ///< (tokens,)
-  int64_t* open_in_double = nullptr;  ///< (tokens,)
+  int64_t* open_in_float = nullptr;   ///< (tokens,): after half precision
+  int64_t* open_in_double = nullptr;  ///< (tokens,): after float32
   void* segment_contests = nullptr;   ///< Contests of open_in_float, one lane per segment
   int64_t padded_size = 0, padded_tokens = 0, depth = 0;
   int64_t products = 0;  ///< instructions of tensor cores that add up a score
@@ -207,9 +207,9 @@ __device__ inline void close_row(const SearchState& state, const Contests& conte
     int32_t count = 0;
     standing.for_rivals(contests, place, [&](int32_t code) { to[count++] = code; });
     state.rival_counts[entry] = count;
-  } else if (scan != Scan::kHalf) {
+  } else if (scan == Scan::kFloat) {
     append(state.open_in_double, facts.open_in_double, entry);
-  } else if (state.limits == nullptr || !standing.decides()) {
+  } else if (scan == Scan::kSplit || state.limits == nullptr || !standing.decides()) {
     append(state.open_in_float, facts.open_in_float, entry);
   } else {
     state.limits[entry] = -__double2float_ru(-standing.limit);  // rounds down

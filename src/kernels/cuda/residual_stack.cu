@@ -257,7 +257,7 @@ __device__ void decide_exact_rows(const SearchState& state, const StackTile& til
   const int count = tile.counts[2];
   for (int first = 0; first < count; first += kExactRows) {
     const int* list = tile.exact + first;
-    decide_rows(
+    decide_rows<kExactRows>(
         state.task, state.status, {0, state.task.size}, min(count - first, kExactRows),
         tile.scratch, [&](int row, int64_t d) { return tile.row<cosine>(list[row])[d]; },
         [&](int row, const Verdict& verdict) { tile.found[list[row]] = verdict.code; });

@@ -112,6 +112,6 @@ struct StackTile {
 static_assert(kStackScratch >= Contests::bytes(64, StackShape<64>::kLanes));
 static_assert(kStackScratch >= Contests::bytes(32, StackShape<32>::kLanes));
 static_assert(kStackScratch >= sizeof(double) * kMostClose);
-static_assert(kStackScratch >= exact_shared<float>() && kExactThreads == kHalfThreads);
+static_assert(kStackScratch >= exact_shared<float, kExactRows>() && kExactThreads == kHalfThreads);
 
 }  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

@@ -1,6 +1,7 @@
 # Kernels for NVIDIA GPUs, and the operators that call them, by name. The emulation of tests compiles the same lists
 # (tests/cuda_shim).
 set(TORCHVQ_CUDA_KERNELS
+  kernels/cuda/advance_rng_.cu
   kernels/cuda/best_scores.cu
   kernels/cuda/code_exponents.cu
   kernels/cuda/code_statistics.cu
@@ -22,6 +23,7 @@ set(TORCHVQ_CUDA_KERNELS
   kernels/cuda/support.cu
   kernels/cuda/unit_vectors.cu)
 set(TORCHVQ_CUDA_OPERATORS
+  ops/cuda/advance_rng_.cpp
   ops/cuda/code_exponents.cpp
   ops/cuda/code_statistics.cpp
   ops/cuda/commitment_loss.cpp
@@ -32,6 +34,7 @@ set(TORCHVQ_CUDA_OPERATORS
   ops/cuda/latent_quantize.cpp
   ops/cuda/lookup_codes.cpp
   ops/cuda/nearest_code.cpp
+  ops/cuda/quantize_and_commit.cpp
   ops/cuda/replace_dead_codes_.cpp
   ops/cuda/residual_beam_search.cpp
   ops/cuda/residual_encode.cpp

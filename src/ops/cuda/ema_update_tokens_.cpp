@@ -9,6 +9,7 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/strides.h>
 
 #include "ops/code_statistics.h"
 #include "ops/cuda/learning_tasks.h"
@@ -21,23 +22,26 @@ using namespace detail::TORCHVQ_CUDA_NAMESPACE;
 /// Hands out consecutive parts of one tensor of int64, so that one launch initialises all of them.
 class CudaParts {
  public:
-  explicit CudaParts(at::Tensor whole) : whole_(std::move(whole)) {}
+  explicit CudaParts(at::Tensor whole) : whole_(std::move(whole)), ints_(whole_.view(at::kInt)) {}
 
-  at::Tensor next(at::IntArrayRef shape) { return next(c10::multiply_integers(shape)).view(shape); }
+  at::Tensor next(at::IntArrayRef shape) {
+    const int64_t begin = begin_;
+    begin_ += c10::multiply_integers(shape);
+    return part(whole_, shape, begin);
+  }
   at::Tensor next_int(at::IntArrayRef shape) {
-    const int64_t size = c10::multiply_integers(shape);
-    return next(words_of_ints(size)).view(at::kInt).narrow(0, 0, size).view(shape);
+    const int64_t begin = begin_;
+    begin_ += words_of_ints(c10::multiply_integers(shape));
+    return part(ints_, shape, 2 * begin);
   }
   static int64_t words_of_ints(int64_t size) { return (size + 1) / 2; }
 
  private:
-  at::Tensor next(int64_t size) {
-    const auto part = whole_.narrow(0, begin_, size);
-    begin_ += size;
-    return part;
+  static at::Tensor part(const at::Tensor& whole, at::IntArrayRef shape, int64_t begin) {
+    return whole.as_strided(shape, c10::contiguous_strides(shape), begin);
   }
 
-  at::Tensor whole_;
+  at::Tensor whole_, ints_;
   int64_t begin_ = 0;
 };
 
