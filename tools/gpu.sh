@@ -7,6 +7,7 @@
 #   OUT=FOLDER              where results go
 #   JOBS=N                  cores to compile on (default: all)
 #   TORCHVQ_LIBRARY=FILE    a library built before: nothing is compiled
+#   TORCHVQ_RUN=FILE        torchvq_run of the same build, for the checks of C++ modules
 #   TORCHVQ_COMMIT=NAME     what the page says was measured, for sources without their history
 #   TORCHVQ_WHEELS=FOLDER   wheels of packages the machine lacks (the reference): installed into a folder of their own
 #
@@ -51,10 +52,12 @@ if [[ -n ${TORCHVQ_WHEELS:-} ]]; then
 fi
 
 build() {
-  local generator=()
+  local generator=() tests=OFF targets=(torchvq)
   if command -v ninja >/dev/null; then generator=(-G Ninja); fi
+  if [[ -d /usr/include/gtest && -d /usr/include/gloo ]]; then tests=ON targets+=(torchvq_run); fi
   cmake -S . -B "$tree" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DTORCHVQ_CUDA=AUTO -DTORCHVQ_BUILD_CLI=OFF \
-    "-DPython3_EXECUTABLE=$(command -v "$python")" && cmake --build "$tree" -j "$jobs" --target torchvq
+    "-DTORCHVQ_BUILD_TESTS=$tests" "-DPython3_EXECUTABLE=$(command -v "$python")" &&
+    cmake --build "$tree" -j "$jobs" --target "${targets[@]}"
 }
 
 if [[ -z ${TORCHVQ_LIBRARY:-} ]]; then
@@ -62,6 +65,7 @@ if [[ -z ${TORCHVQ_LIBRARY:-} ]]; then
   export python tree jobs
   run build 300 bash -c build || stop "the library could not be built"
   export TORCHVQ_LIBRARY=$PWD/$tree/src/libtorchvq.so
+  if [[ -x $tree/tests/cpp/torchvq_run ]]; then export TORCHVQ_RUN=$PWD/$tree/tests/cpp/torchvq_run; fi
 fi
 export PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
 "$python" benchmarks/python/gpu.py requirements

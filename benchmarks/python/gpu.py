@@ -52,6 +52,8 @@ def requirements() -> dict[str, str]:
         name: lost for name, lost in PACKAGES.items() if importlib.util.find_spec(name) is None
     }
     missing |= {name: lost for name, lost in PROGRAMS.items() if shutil.which(name) is None}
+    if "TORCHVQ_RUN" not in os.environ:
+        missing["torchvq_run (tests/cpp/run.cpp)"] = "checks of C++ modules"
     if not gpu_measure.HAS_CARD:
         missing["a CUDA card"] = "every number: all is tiny and on the CPU's clock"
     return missing
@@ -67,7 +69,7 @@ def checks() -> dict[str, Any]:
     wanted = {
         name: check
         for name, check in cuda_checks.all_checks().items()
-        if not cuda_checks.lacks_kernel(name)
+        if not cuda_checks.lacking(name)
     }
     return dict(
         found=gpu_isolated.run(wanted, CHECKS_AT_ONCE, CHECK_SECONDS),

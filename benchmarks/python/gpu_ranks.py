@@ -99,7 +99,9 @@ def _reason(error: str) -> str:
 def ranks_report() -> dict[str, object]:
     """The number of ranks that ran, and what went wrong with others."""
     failures = {ranks: attempt(ranks) for ranks in (1, *RANKS)}
-    failed = "; ".join(f"{ranks} ranks: {failure}" for ranks, failure in failures.items() if failure)
+    failed = "; ".join(
+        f"{ranks} ranks: {failure}" for ranks, failure in failures.items() if failure
+    )
     return dict(ranks=[ranks for ranks, failure in failures.items() if not failure], failed=failed)
 
 

@@ -48,8 +48,7 @@ std::vector<CodebookStats> stats_of(const std::vector<at::Tensor>& counts,
   }
   options.group_name = group;
   options.label = "stats";
-  const auto table =
-      distributed::synced_usage(uses, cluster_size, replaced, options).to(at::kCPU);
+  const auto table = distributed::synced_usage(uses, cluster_size, replaced, options).to(at::kCPU);
   std::vector<CodebookStats> stats;
   for (int64_t level = 0; level < table.size(0); ++level) {
     stats.push_back(row_of(table.select(0, level).const_data_ptr<double>()));

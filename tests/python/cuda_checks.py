@@ -16,7 +16,6 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "matrix"))
 
 import classes
 import nearest_code_rows
-from cli_support import run_cpp_module
 from device_cases import CASES
 
 ops = torch.ops.torchvq
@@ -173,6 +172,8 @@ def comes_back_from_the_card(row: str) -> None:
 
 def cpp_module_does_what_it_does_on_the_cpu(row: str) -> None:
     """Steps of training and one of evaluation of the C++ module: outputs, gradients and states."""
+    from cli_support import run_cpp_module
+
     name, options = classes.ROWS[row].name, classes.ROWS[row].options
     program = next((p for end, p in CPP_PROGRAMS.items() if name.endswith(end)), "scalar")
     words = [f"{option}={value}" for option, value in options.items()]
@@ -181,7 +182,11 @@ def cpp_module_does_what_it_does_on_the_cpu(row: str) -> None:
     given = {f"state.{key}": value for key, value in classes.build(row).state_dict().items()}
     for step in range(STEPS):
         x = classes.data(row, step)
-        given |= {f"{step}.x": x, f"{step}.weight": _weight(row, x), f"{step}.seed": torch.tensor(7)}
+        given |= {
+            f"{step}.x": x,
+            f"{step}.weight": _weight(row, x),
+            f"{step}.seed": torch.tensor(7),
+        }
     given["eval.x"] = classes.data(row, STEPS)
     with tempfile.TemporaryDirectory() as folder:
         here = run_cpp_module(program, given, words, Path(folder))
@@ -197,7 +202,11 @@ def cpp_module_does_what_it_does_on_the_cpu(row: str) -> None:
 
 def _weight(row: str, x: Tensor) -> Tensor:
     """The gradient of the output; BinaryMapper's has a place for each code."""
-    return torch.randn(*x.shape[:-1], 2**x.shape[-1]) if row.startswith("binary") else torch.randn_like(x)
+    return (
+        torch.randn(*x.shape[:-1], 2 ** x.shape[-1])
+        if row.startswith("binary")
+        else torch.randn_like(x)
+    )
 
 
 def compiles(row: str, mode: str) -> None:
@@ -274,10 +283,24 @@ def all_checks() -> dict[str, Callable[[], None]]:
     return checks
 
 
-def lacks_kernel(name: str) -> bool:
-    """Whether a check is of what only kernels do and the library has none: torch searches wait for the device."""
-    waits = name.startswith((step_does_not_wait.__name__, graph_records.__name__))
-    return waits and not has_kernel("nearest_code")
+def lacking(name: str) -> str:
+    """What a check needs that is not here; empty: nothing."""
+    if name.startswith((step_does_not_wait.__name__, graph_records.__name__)):
+        # Searches by torch wait for the device.
+        return "" if has_kernel("nearest_code") else "a CUDA kernel of nearest_code in this library"
+    if name.startswith(cpp_module_does_what_it_does_on_the_cpu.__name__):
+        return "" if _has_cpp_program() else "the program torchvq_run (tests/cpp/run.cpp)"
+    return ""
+
+
+def _has_cpp_program() -> bool:
+    try:
+        from cli_support import cpp_program
+
+        cpp_program()
+    except (FileNotFoundError, ImportError):  # the latter without safetensors
+        return False
+    return True
 
 
 # Each check, and the arguments of its cases.

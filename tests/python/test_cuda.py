@@ -14,6 +14,6 @@ CHECKS = cuda_checks.all_checks()
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_on_the_card(name: str) -> None:
-    if cuda_checks.lacks_kernel(name):
-        pytest.skip("this library has no CUDA kernel of nearest_code, and waits for the device")
+    if lacking := cuda_checks.lacking(name):
+        pytest.skip(f"needs {lacking}")
     CHECKS[name]()

@@ -38,8 +38,8 @@ struct SearchPlan {
 #else
     groups = false;
 #endif
-    half = !exact && (groups ? !group.split
-                             : task.dim > kFewDimensions && task.dim <= kMostDimensions);
+    half = !exact &&
+           (groups ? !group.split : task.dim > kFewDimensions && task.dim <= kMostDimensions);
   }
   int64_t row_tiles(int64_t tokens) const { return (tokens + kGroupRows - 1) / kGroupRows; }
 };
@@ -191,7 +191,8 @@ void screen(Steps& steps, const SearchState& state, const SearchPlan& plan) {
   } else if (plan.groups) {
     scan_groups_of_warps<Scan::kSplit>(steps, state, plan);
   } else if (plan.half) {
-    steps.run(scan_half, blocks_for(state.task.tokens, kTileRows), kHalfThreads, kHalfShared, state);
+    steps.run(scan_half, blocks_for(state.task.tokens, kTileRows), kHalfThreads, kHalfShared,
+              state);
   } else {
     scan_all_in_float(steps, state);
   }
@@ -238,7 +239,8 @@ Error finish(const FoundCodes<T>& found, const Queue& queue) {
   if (found.codes)
     steps.run(gather_codes<T>, blocks_for(task.tokens, kExactThreads / kWarp), kExactThreads, 0,
               found);
-  steps.run(finish_rows<T>, blocks_for(task.tokens, kExactThreads), kExactThreads, 0, found);
+  if (!found.codes || found.distances)
+    steps.run(finish_rows<T>, blocks_for(task.tokens, kExactThreads), kExactThreads, 0, found);
   return steps.error();
 }
 

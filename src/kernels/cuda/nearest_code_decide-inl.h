@@ -32,7 +32,9 @@ __global__ void __launch_bounds__(kExactThreads, 2)
     decide_rows<most>(
         state.task, state.status, part_of_codes(state.task.size, part, parts), rows,
         shared_memory<float>(),
-        [&](int row, int64_t d) { return state.task.x[list.row(first + row) * state.task.dim + d]; },
+        [&](int row, int64_t d) {
+          return state.task.x[list.row(first + row) * state.task.dim + d];
+        },
         [&](int row, const Verdict& verdict) {
           const int64_t entry = list.entries ? list.entry(first + row) : first + row;
           state.rivals[entry * kMostRivals + part] = verdict.code;
@@ -138,6 +140,9 @@ __global__ void __launch_bounds__(kExactThreads) gather_codes(FoundCodes<T> foun
     T* to = found.codes + row * task.dim;
     for (int64_t d = lane_of_warp(); d < task.dim; d += kWarp)
       to[d] = index < 0 ? static_cast<T>(NAN) : code[d];
+    if (found.distances != nullptr) continue;  // finish_rows follows
+    __syncwarp();
+    if (lane_of_warp() == 0 && index < 0) task.indices[row] = 0;
   }
 }
 

@@ -172,8 +172,8 @@ __device__ inline float load_group_rows(const SearchState& state, const GroupPla
 #pragma unroll 4
     for (int d = 2 * own; d < plan.depth(); d += 2 * kRowLanes) {
       const SplitNumber one = round(d), other = round(d + 1);
-      uint16_t* const to = tiles + d / kGroupDepth * kGroupTile +
-                           place_in_group_tile(line, d % kGroupDepth);
+      uint16_t* const to =
+          tiles + d / kGroupDepth * kGroupTile + place_in_group_tile(line, d % kGroupDepth);
       *reinterpret_cast<uint32_t*>(to) = one.first | static_cast<uint32_t>(other.first) << 16;
     }
   }
@@ -182,7 +182,8 @@ __device__ inline float load_group_rows(const SearchState& state, const GroupPla
   if (own == 0 && row >= 0) {
     state.norms[row] = __double2float_ru(norm);
     state.losses[row] = usable ? __double2float_ru(loss) : 0.0f;
-    if (scan == Scan::kSplit) state.split_losses[row] = usable ? __double2float_ru(split_loss) : 0.0f;
+    if (scan == Scan::kSplit)
+      state.split_losses[row] = usable ? __double2float_ru(split_loss) : 0.0f;
   }
   return unit_of(scale, state.facts->bound);
 }
@@ -212,12 +213,12 @@ enum class GroupScan {
 template <GroupScan goal>
 struct GroupRows {
   PackedContest contests[4];  // by fragment, even or odd, and half of the rows
-  float limits[2];
+  float units[1][2], limits[2];
   int64_t entries[2];
 
   template <typename Sums>
   __device__ void take(const SearchState& state, const Sums& sums, const float* half_norms,
-                       int tile, const float (&units)[1][2], unsigned mask) {
+                       int tile, unsigned mask) {
     if constexpr (goal == GroupScan::kCollect) {
       sums.for_places(half_norms, units, [&](int, int r, int j, int c, float score) {
         if (score < limits[r]) return;
@@ -235,106 +236,137 @@ struct GroupRows {
   }
 };
 
+constexpr int kGroupWarpRows = kGroupRows / (kGroupThreads / kWarp);
+
+/// Rounds the rows of a list from `first` on into the tiles `to`, each warp those whose scores it gets.
+template <Scan scan, GroupScan goal>
+__device__ inline void begin_group_rows(const SearchState& state, const GroupPlan& plan,
+                                        const RowList& list, int64_t first, uint16_t* to,
+                                        GroupRows<goal>& rows) {
+  constexpr int kAtOnce = kWarp / kRowLanes;
+  const int lane = lane_of_warp(), first_line = warp_of_block() * kGroupWarpRows;
+  const int64_t count = list.size();
+  float own_unit = 0;  // of line first_line + lane
+  for (int i = 0; i < kGroupWarpRows; i += kAtOnce) {
+    const int line = first_line + i + lane / kRowLanes;
+    const int64_t row = first + line < count ? list.row(first + line) : -1;
+    const float unit = load_group_rows<scan>(state, plan, row, line, to);
+    const float unit_of_lane = __shfl_sync(kWholeWarp, unit, lane % kAtOnce * kRowLanes);
+    if (lane / kAtOnce == i / kAtOnce) own_unit = unit_of_lane;
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int line = r * 8 + lane / 4;
+    rows.units[0][r] = __shfl_sync(kWholeWarp, own_unit, line);
+    if constexpr (goal == GroupScan::kCollect) {
+      const int64_t place = first + first_line + line;
+      rows.entries[r] = place < count ? list.entry(place) : -1;
+      rows.limits[r] = place < count ? state.limits[rows.entries[r]] : HUGE_VALF;
+    }
+  }
+}
+
+/// Joins the contests of rows in `memory`, and closes the rows or keeps their contests for close_segments.
+template <Scan scan, GroupScan goal>
+__device__ inline void end_group_rows(const SearchState& state, const RowList& list, int64_t first,
+                                      int segment, const GroupRows<goal>& rows, void* memory) {
+  const int lane = lane_of_warp(), first_line = warp_of_block() * kGroupWarpRows;
+  const Contests table(memory, kGroupRows, kGroupLanes);
+#pragma unroll
+  for (int odd = 0; odd < 2; ++odd)
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      table.put(first_line + r * 8 + lane / 4, odd * 4 + lane % 4,
+                rows.contests[odd * 2 + r].opened(odd));
+  __syncthreads();
+  const auto at = static_cast<int>(threadIdx.x);
+  const int64_t place = first + at;
+  if (at >= kGroupRows || place >= list.size()) return;
+  if constexpr (goal == GroupScan::kSegments) {
+    const Contests of_segments(state.segment_contests, state.task.tokens, state.segments);
+    of_segments.put(place, segment, table.of_row(at));
+  } else {
+    close_row<scan>(state, table, at, list.row(place), list.entry(place));
+  }
+}
+
+/// The stages through which tiles of codes come into shared memory.
+struct GroupStages {
+  const SearchState& state;
+  const GroupPlan& plan;
+  uint16_t* tiles;
+  int tile, last_tile, step = 0;  ///< to load next
+
+  __device__ GroupStages(const SearchState& state_, const GroupPlan& plan_, uint16_t* tiles_,
+                         const CodeRange& range)
+      : state(state_),
+        plan(plan_),
+        tiles(tiles_),
+        tile(static_cast<int>(range.begin)),
+        last_tile(static_cast<int>(range.end)) {
+    for (int stage = 0; stage < kGroupStages - 1; ++stage) load_next(stage);
+  }
+  __device__ static int before(int stage) { return stage == 0 ? kGroupStages - 1 : stage - 1; }
+  /// Half norms of a tile arrive with its first step, kGroupStages - 1 steps ahead: with one step a tile each stage has
+  /// its own, otherwise every other tile.
+  __device__ float* norms_of(int own_tile, int stage) const {
+    auto* const norms = reinterpret_cast<float*>(tiles + kGroupStages * kGroupTile);
+    return norms + (plan.tiles == 1 ? stage : own_tile % 2) * kTileCodes;
+  }
+  __device__ void load_next(int stage) {
+    if (tile < last_tile) {
+      const int64_t code = static_cast<int64_t>(tile) * kTileCodes;
+      constexpr int kNumbers = 4;  // in 16 bytes
+      const int at = static_cast<int>(threadIdx.x) * kNumbers;
+      if (step == 0 && at < kTileCodes)
+        copy_async_16(norms_of(tile, stage) + at, state.half_norms + code + at);
+      copy_group_tile(state.codes + code * plan.depth() + step * kGroupDepth, plan.depth(),
+                      tiles + stage * kGroupTile);
+      if (++step == plan.tiles) step = 0, ++tile;
+    }
+    commit_copies();  // even if the group is empty: stages are counted by groups
+  }
+};
+
 template <Scan scan, GroupScan goal>
 __device__ inline void scan_by_groups(const SearchState& state, const GroupPlan& plan,
                                       const RowList& list) {
-  constexpr int kWarpRows = kGroupRows / (kGroupThreads / kWarp);
-  auto* const rows = shared_memory<uint16_t>();
-  uint16_t* const stages = rows + plan.tiles * kGroupTile;
-  auto* const norms = reinterpret_cast<float*>(stages + kGroupStages * kGroupTile);
-  const int lane = lane_of_warp(), warp = warp_of_block();
+  auto* const row_tiles = shared_memory<uint16_t>();
+  uint16_t* const code_tiles = row_tiles + plan.tiles * kGroupTile;
+  const uint16_t* const own_rows = row_tiles + warp_of_block() / 4 * 64 * kGroupDepth;
   const int segments = goal == GroupScan::kClose ? 1 : state.segments;
   const auto segment = static_cast<int>(blockIdx.x % static_cast<unsigned>(segments));
   const CodeRange range = part_of_codes(state.padded_size / kTileCodes, segment, segments);
-  const auto first_tile = static_cast<int>(range.begin), last_tile = static_cast<int>(range.end);
-  // Half norms of a tile arrive with its first step, kGroupStages - 1 steps ahead: with one step a tile each stage has its
-  // own, otherwise every other tile.
-  const auto norms_of = [&](int tile, int stage) {
-    return norms + (plan.tiles == 1 ? stage : tile % 2) * kTileCodes;
-  };
   const int64_t count = list.size();
   // By a shuffle, so that compilers do not know it: an instruction takes only one constant.
   const unsigned mask = __shfl_sync(kWholeWarp, ~15U, 0);
 
   for (int64_t first = static_cast<int64_t>(blockIdx.x / segments) * kGroupRows; first < count;
        first += static_cast<int64_t>(gridDim.x / segments) * kGroupRows) {
-    int load_tile = first_tile, load_step = 0;  // to load next
-    const auto load_next = [&](int stage) {
-      if (load_tile < last_tile) {
-        const int64_t code = static_cast<int64_t>(load_tile) * kTileCodes;
-        constexpr int kNumbers = 4;  // in 16 bytes
-        const int at = static_cast<int>(threadIdx.x) * kNumbers;
-        if (load_step == 0 && at < kTileCodes)
-          copy_async_16(norms_of(load_tile, stage) + at, state.half_norms + code + at);
-        copy_group_tile(state.codes + code * plan.depth() + load_step * kGroupDepth, plan.depth(),
-                        stages + stage * kGroupTile);
-        if (++load_step == plan.tiles) load_step = 0, ++load_tile;
-      }
-      commit_copies();  // even if the group is empty: stages are counted by groups
-    };
-    for (int stage = 0; stage < kGroupStages - 1; ++stage) load_next(stage);
-
-    // Each warp rounds the rows whose scores it gets.
-    constexpr int kAtOnce = kWarp / kRowLanes;
-    float own_unit = 0;
-    for (int i = 0; i < kWarpRows; i += kAtOnce) {
-      const int line = warp * kWarpRows + i + lane / kRowLanes;
-      const int64_t row = first + line < count ? list.row(first + line) : -1;
-      const float unit = load_group_rows<scan>(state, plan, row, line, rows);
-      const float unit_of_lane = __shfl_sync(kWholeWarp, unit, lane % kAtOnce * kRowLanes);
-      if (lane / kAtOnce == i / kAtOnce) own_unit = unit_of_lane;
-    }
-    float units[1][2];
-    GroupRows<goal> own;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int line = r * 8 + lane / 4;
-      units[0][r] = __shfl_sync(kWholeWarp, own_unit, line);
-      if constexpr (goal == GroupScan::kCollect) {
-        const int64_t place = first + warp * kWarpRows + line;
-        own.entries[r] = place < count ? list.entry(place) : -1;
-        own.limits[r] = place < count ? state.limits[own.entries[r]] : HUGE_VALF;
-      }
-    }
-
+    GroupStages stages(state, plan, code_tiles, range);
+    GroupRows<goal> rows;
+    begin_group_rows<scan>(state, plan, list, first, row_tiles, rows);
     int stage = 0;
-    for (int tile = first_tile; tile < last_tile; ++tile) {
+    for (auto tile = static_cast<int>(range.begin); tile < stages.last_tile; ++tile) {
       HalfSums<1, kGroupFragments> sums;
       for (int step = 0; step < plan.tiles; ++step) {
         wait_for_copies<kGroupStages - 2>();
         publish_to_group_products();
         // All copies of this step are complete, and no group computes on the stage loaded next.
         __syncthreads();
-        multiply_add_group(sums.of[0], rows + step * kGroupTile + warp / 4 * 64 * kGroupDepth,
-                           stages + stage * kGroupTile, step > 0,
-                           [&] { load_next(stage == 0 ? kGroupStages - 1 : stage - 1); });
+        multiply_add_group(sums.of[0], own_rows + step * kGroupTile,
+                           code_tiles + stage * kGroupTile, step > 0,
+                           [&] { stages.load_next(GroupStages::before(stage)); });
         if (++stage == kGroupStages) stage = 0;
       }
-      const int last_stage = stage == 0 ? kGroupStages - 1 : stage - 1;
-      own.take(state, sums, norms_of(tile, last_stage), tile, units, mask);
+      rows.take(state, sums, stages.norms_of(tile, GroupStages::before(stage)), tile, mask);
     }
     wait_for_copies<0>();
-    __syncthreads();  // before the table of contests reuses the stages, or the next rows
-    if constexpr (goal == GroupScan::kCollect) continue;
-
-    const Contests table(stages, kGroupRows, kGroupLanes);
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        table.put(warp * kWarpRows + r * 8 + lane / 4, half * 4 + lane % 4,
-                  own.contests[half * 2 + r].opened(half));
-    __syncthreads();
-    const auto place = static_cast<int>(threadIdx.x);
-    if (place < kGroupRows && first + place < count) {
-      if constexpr (goal == GroupScan::kSegments) {
-        const Contests of_segments(state.segment_contests, state.task.tokens, segments);
-        of_segments.put(first + place, segment, table.of_row(place));
-      } else {
-        close_row<scan>(state, table, place, list.row(first + place), list.entry(first + place));
-      }
+    __syncthreads();  // before the table of contests reuses the stages, or the next rows their tiles
+    if constexpr (goal != GroupScan::kCollect) {
+      end_group_rows<scan>(state, list, first, segment, rows, code_tiles);
+      __syncthreads();  // before stages reuse the table
     }
-    __syncthreads();  // before stages reuse the table
   }
 }
 

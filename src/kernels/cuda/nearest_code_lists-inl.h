@@ -52,27 +52,27 @@ struct RowList {
 struct SearchState {
   NearestCodeTask<float> task;  ///< x and codebook are unit vectors for cosine
   SearchFacts* facts = nullptr;
-  uint8_t* status = nullptr;          ///< (size,) CodeStatus
-  float* center = nullptr;            ///< (dim,)
-  float* half_norms = nullptr;        ///< (padded_size,): subtracted from products; kNoCode: not screened
-  uint16_t* codes = nullptr;          ///< (padded_size, depth) half precision
-  uint16_t* rows = nullptr;           ///< (padded_tokens, depth)
-  float* units = nullptr;             ///< (padded_tokens,): value of one unit of a rounded product
-  float* norms = nullptr;             ///< (tokens,): NaN: not finite; infinite: beyond the bound
-  float* losses = nullptr;            ///< (tokens,): norms of rounding errors, as in RowNorms
-  float* split_losses = nullptr;      ///< (tokens,)
+  uint8_t* status = nullptr;    ///< (size,) CodeStatus
+  float* center = nullptr;      ///< (dim,)
+  float* half_norms = nullptr;  ///< (padded_size,): subtracted from products; kNoCode: not screened
+  uint16_t* codes = nullptr;    ///< (padded_size, depth) half precision
+  uint16_t* rows = nullptr;     ///< (padded_tokens, depth)
+  float* units = nullptr;       ///< (padded_tokens,): value of one unit of a rounded product
+  float* norms = nullptr;       ///< (tokens,): NaN: not finite; infinite: beyond the bound
+  float* losses = nullptr;      ///< (tokens,): norms of rounding errors, as in RowNorms
+  float* split_losses = nullptr;  ///< (tokens,)
   // Rows whose code is not certain: rivalries, and the numbers of those that still await a scan.
-  int64_t* rivalries = nullptr;       ///< (tokens,): row
-  int32_t* rivals = nullptr;          ///< (tokens, kMostRivals): codes, -1 is none
-  int32_t* rival_counts = nullptr;    ///< (tokens,): kDecided, or more than kMostRivals: not these
-  float* limits = nullptr;            ///< (tokens,): scores of rivals that are collected; null: none
-  int64_t* open_in_half = nullptr;    ///< (tokens,): for the scan that collects rivals
-  int64_t* open_in_float = nullptr;   ///< (tokens,): after half precision
+  int64_t* rivalries = nullptr;      ///< (tokens,): row
+  int32_t* rivals = nullptr;         ///< (tokens, kMostRivals): codes, -1 is none
+  int32_t* rival_counts = nullptr;   ///< (tokens,): kDecided, or more than kMostRivals: not these
+  float* limits = nullptr;           ///< (tokens,): scores of rivals that are collected; null: none
+  int64_t* open_in_half = nullptr;   ///< (tokens,): for the scan that collects rivals
+  int64_t* open_in_float = nullptr;  ///< (tokens,): after half precision
   int64_t* open_in_double = nullptr;  ///< (tokens,): after float32
   void* segment_contests = nullptr;   ///< Contests of open_in_float, one lane per segment
   int64_t padded_size = 0, padded_tokens = 0, depth = 0;
   int64_t products = 0;  ///< instructions of tensor cores that add up a score
-  int segments = 1;  ///< ranges of codes divided among blocks when few rows are left
+  int segments = 1;      ///< ranges of codes divided among blocks when few rows are left
 
   __device__ double bias_of(int64_t code) const {
     if (task.bias == nullptr) return 0;

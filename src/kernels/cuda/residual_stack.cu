@@ -198,7 +198,8 @@ __device__ void close_rows(const SearchState& state, const StackTile& tile,
     tile.found[at] = kLostRow;
     return;
   }
-  const double margin = margin_of<few ? Scan::kFloat : Scan::kHalf>(state.facts->bound, {norm, tile.losses[at]});
+  const double margin =
+      margin_of<few ? Scan::kFloat : Scan::kHalf>(state.facts->bound, {norm, tile.losses[at]});
   const Standing standing(contests, at, margin, state.task.fault);
   if (!standing.decides()) {
     tile.found[at] = kExactRow;
@@ -398,7 +399,8 @@ Error residual_stack(const ResidualStackTask& task, int rows, void* workspace, c
   const bool few = stack.dim <= kFewDimensions;
   prepare_codes(steps, stack, {books, stack.padded_codes(), stack.dim, stack.cosine},
                 [&](unsigned blocks) {
-                  if (!few) steps.run(round_codes<ResidualStack>, blocks, kPrepareThreads, 0, stack);
+                  if (!few)
+                    steps.run(round_codes<ResidualStack>, blocks, kPrepareThreads, 0, stack);
                 });
   if (few)
     steps.run(center_codes, blocks_of_warps(stack.padded_codes()), kPrepareThreads, 0, stack);

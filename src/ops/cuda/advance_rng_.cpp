@@ -19,8 +19,7 @@ void cuda_advance(const at::Tensor& rng, const at::Tensor& mask) {
     task.mask = mask.const_data_ptr<T>();
     task.count = mask.numel();
   }
-  check_launch("advance_rng_",
-               kernels::TORCHVQ_CUDA_NAMESPACE::advance_rng_(task, device.queue()));
+  check_launch("advance_rng_", kernels::TORCHVQ_CUDA_NAMESPACE::advance_rng_(task, device.queue()));
 }
 
 void cuda_advance_rng_(const at::Tensor& rng, const std::optional<at::Tensor>& mask) {

@@ -38,7 +38,8 @@ void cuda_search_heads(const NearestCodeProblem& problem, const OnDevice& device
                        at::Tensor& indices, at::Tensor& codes, at::Tensor& distances) {
   constexpr auto op = "nearest_code";
   auto* const all = indices.mutable_data_ptr<int64_t>();
-  const auto bytes = cuda_kernels::nearest_code_workspace(cuda_search_task<T>(problem, 0, nullptr), device.queue());
+  const auto bytes = cuda_kernels::nearest_code_workspace(cuda_search_task<T>(problem, 0, nullptr),
+                                                          device.queue());
   // One workspace for all heads, which run one after the other on the stream.
   const auto workspace =
       at::empty({static_cast<int64_t>(bytes)}, problem.x.options().dtype(at::kByte));

@@ -30,8 +30,8 @@ at::Tensor cuda_gradient_of_tokens(const at::Tensor& grad_quantized,
     task.codes = codes.const_data_ptr<T>();
     task.grad_x = result.mutable_data_ptr<T>();
     task.rows = rows.size(1), task.dim = rows.size(2);
-    check_launch(
-        op, kernels::TORCHVQ_CUDA_NAMESPACE::rotation_trick_backward(task, device.queue()));
+    check_launch(op,
+                 kernels::TORCHVQ_CUDA_NAMESPACE::rotation_trick_backward(task, device.queue()));
     estimated = result.const_data_ptr<T>();
   }
   kernels::TORCHVQ_CUDA_NAMESPACE::CommitmentGradientTask<T> task;
@@ -61,8 +61,8 @@ at::Tensor cuda_quantize_and_commit_backward(const at::Tensor& grad_quantized,
   const auto grad = detail::contiguous_rows(grad_quantized).reshape(rows.sizes()).to(dtype);
   const auto run =
       dtype == at::kDouble ? cuda_gradient_of_tokens<double> : cuda_gradient_of_tokens<float>;
-  const auto result = run(grad, grad_commitment.to(dtype), rows,
-                          detail::contiguous_as(codes, dtype), rotates);
+  const auto result =
+      run(grad, grad_commitment.to(dtype), rows, detail::contiguous_as(codes, dtype), rotates);
   return result.to(x.scalar_type()).reshape(x.sizes());
 }
 

@@ -29,9 +29,8 @@ class CudaResidualWalk {
         found_(at::empty({problem.tokens}, problem.x.options().dtype(at::kLong))) {
     size_t bytes = 0;
     for (const auto& codebook : problem.codebooks) {
-      bytes = std::max(
-          bytes, kernels::TORCHVQ_CUDA_NAMESPACE::nearest_code_workspace(search_of(codebook, 0),
-                                                                         device.queue()));
+      bytes = std::max(bytes, kernels::TORCHVQ_CUDA_NAMESPACE::nearest_code_workspace(
+                                  search_of(codebook, 0), device.queue()));
     }
     workspace_ = at::empty({static_cast<int64_t>(bytes)}, problem.x.options().dtype(at::kByte));
   }

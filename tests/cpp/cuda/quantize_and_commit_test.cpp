@@ -23,9 +23,8 @@ void expect_bits(at::IntArrayRef shape, at::ScalarType dtype) {
   const auto commitment = at::randn({}, wide);
   const auto mask = at::rand({1, tokens}).lt(0.6);
   for (const bool rotates : {false, true}) {
-    expect_cpu_bits([&] {
-      return ops::quantize_and_commit_backward(grad, commitment, x, codes, rotates);
-    });
+    expect_cpu_bits(
+        [&] { return ops::quantize_and_commit_backward(grad, commitment, x, codes, rotates); });
     expect_cpu_bits([&] {
       return ops::quantize_and_commit_backward(grad, commitment, x, codes, rotates, mask);
     });
@@ -42,7 +41,8 @@ TEST(CudaQuantizeAndCommit, GradientOfEveryTypeAndShape) {
 
 TEST(CudaQuantizeAndCommit, GradientsInAnyLayout) {
   at::manual_seed(2);
-  const auto x = at::randn({2, 7, 12}).transpose(1, 2), grad = at::randn({1, 1, 1}).expand({2, 12, 7});
+  const auto x = at::randn({2, 7, 12}).transpose(1, 2),
+             grad = at::randn({1, 1, 1}).expand({2, 12, 7});
   const auto codes = at::randn({1, 24, 7}), commitment = at::randn({});
   expect_cpu_bits([&] {
     return ops::quantize_and_commit_backward(grad, commitment, x, codes, /*rotates=*/true);
