@@ -118,7 +118,9 @@ def _state(document: Document) -> str:
         counts = ", ".join(map(str, ranks["ranks"])) or "no"
         result = "learn what one process learns"
         failed = f"; failed: {ranks['failed']}" if ranks["failed"] else ""
-        lines.append(f"- NCCL, {counts} ranks on the card: {result}{failed}.")
+        # A part that ran out of time here may come from a run of its own.
+        run = f" (in a run at {ranks['commit']})" if "commit" in ranks else ""
+        lines.append(f"- NCCL, {counts} ranks on the card: {result}{failed}{run}.")
     lines += [
         f"- Left out for want of {name}: {lost}." for name, lost in document["left_out"].items()
     ]

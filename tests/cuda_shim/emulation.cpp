@@ -63,11 +63,12 @@ void torchvq_emulate_cuda(int on) {
   }
 }
 
-void torchvq_set_emulation(int accumulation, int order, int fault) {
+void torchvq_set_emulation(int accumulation, int order, int capability, int shared) {
   using namespace torchvq::cuda_shim;
   settings().accumulation = static_cast<Accumulation>(accumulation);
   settings().order = static_cast<Order>(order);
-  settings().fault = fault;
+  settings().capability = capability;
+  settings().shared = shared;
 }
 
 long long torchvq_emulated_launches() { return torchvq::cuda_shim::launches(); }

@@ -20,6 +20,8 @@ class __attribute__((visibility("default"))) Emulation {
 extern "C" __attribute__((visibility("default"))) void torchvq_emulate_cuda(int on);
 /// Settings of the emulation, by the numbers of their enumerators.
 extern "C" __attribute__((visibility("default"))) void torchvq_set_emulation(int accumulation,
-                                                                             int order, int fault);
+                                                                             int order,
+                                                                             int capability,
+                                                                             int shared);
 /// Kernels launched since the program started.
 extern "C" __attribute__((visibility("default"))) long long torchvq_emulated_launches();

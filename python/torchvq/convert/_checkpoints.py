@@ -15,6 +15,11 @@ from torchvq.convert._codec import ConversionError
 
 # Keys under which packages nest the state dict in their checkpoints.
 _INSIDE = ("state_dict", "best_state", "model")
+# What torch's reader of tensors raises for files of other kinds.
+_UNREADABLE = (
+    *(pickle.UnpicklingError, RuntimeError, EOFError, ValueError),
+    *(LookupError, TypeError, AttributeError),
+)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -66,7 +71,7 @@ def _load(file: Path) -> Mapping[str, Tensor]:
     try:
         # With mmap, only the quantizer's part of a large model is read from disk.
         loaded = _torch_load(file)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except _UNREADABLE as error:
         raise ConversionError(
             f"expected {file} to hold tensors alone (of a pickled module use torchvq.convert.convert(model, path)), "
             f"but torch.load cannot read it: {(str(error) or type(error).__name__).splitlines()[0]}"
@@ -89,4 +94,13 @@ def _state_in(file: Path, loaded: Any) -> dict[str, Tensor]:
         raise ConversionError(
             f"expected {file} to hold a state dict, but got {type(loaded).__name__}"
         )
-    return {key: value for key, value in loaded.items() if isinstance(value, Tensor)}
+    return tensors_in(loaded)
+
+
+def tensors_in(state: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """What has a name and is a tensor; checkpoints may hold more."""
+    return {
+        key: value
+        for key, value in state.items()
+        if isinstance(key, str) and isinstance(value, Tensor)
+    }

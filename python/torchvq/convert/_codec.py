@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -73,10 +73,29 @@ class Codec:
             and (self.metric == "euclidean" or len(self.levels) == 1)
         )
 
+    def check(self) -> None:
+        """Raises ConversionError unless all levels have finite codes, and counts and maps that fit them."""
+        for number, level in enumerate(self.levels):
+            codes, counts = level.codebook, level.counts
+            if codes.dim() != 2 or codes.numel() == 0:
+                _refuse(number, "to have codes (K, D)", f"shape {tuple(codes.shape)}")
+            if counts is not None and counts.shape != codes.shape[:1]:
+                _refuse(number, f"to have {codes.shape[0]} counts", f"shape {tuple(counts.shape)}")
+            for name, tensor in (("codes", codes), ("counts", counts)):
+                if tensor is not None and not tensor.isfinite().all():
+                    _refuse(number, f"to have finite {name}", "NaN or infinity")
+        parts: list[Stack | Level] = [*self.stacks, *self.levels]
+        for own in [own for part in parts for own in (part.into, part.out)]:
+            if own is not None and own.bias is not None and own.bias.shape != own.weight.shape[:1]:
+                raise ConversionError(
+                    f"expected the bias of a map to have {own.weight.shape[0]} numbers, but got shape "
+                    f"{tuple(own.bias.shape)}"
+                )
+
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the file, float32."""
+        """The tensors of the file, float32; copies, as a file cannot hold two names for one memory."""
         found = self._plain_tensors() if self.plain else self._projected_tensors()
-        return {name: tensor.detach().contiguous() for name, tensor in found}
+        return {name: tensor.detach().clone().contiguous() for name, tensor in found}
 
     def metadata(self) -> dict[str, str]:
         """The metadata of the file."""
@@ -109,6 +128,10 @@ class Codec:
                 key = f"stacks.{s}.layers.{q}."
                 yield from _maps(key, level)
                 yield key + "_codebook.embed", level.codebook.float().unsqueeze(0)
+
+
+def _refuse(level: int, wanted: str, found: str) -> NoReturn:
+    raise ConversionError(f"expected level {level} {wanted}, but got {found}")
 
 
 def _maps(key: str, part: Stack | Level) -> Iterator[tuple[str, Tensor]]:

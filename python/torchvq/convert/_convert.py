@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchvq.convert._checkpoints import read
+from torchvq.convert._checkpoints import read, tensors_in
 from torchvq.convert._codec import Codec, ConversionError
 from torchvq.convert._state import codec_of_state
 
@@ -39,17 +39,24 @@ def convert(
         What was written. Tensors are float32 there: those of half precision exactly, those of float64 rounded.
 
     Raises:
-        ConversionError: a ValueError of one sentence, when there is no quantizer, when there are several, and for what
-            a codec of vectors cannot say (levels at several rates, as SNAC has them). Nothing is written.
+        ConversionError: a ValueError of one sentence, when there is no quantizer, when there are several, for what a
+            codec of vectors cannot say (levels at several rates, as SNAC has them), and for codes and counts that are
+            not finite or do not fit each other. Nothing is written.
+        OSError: when the file cannot be written.
     """
     if metric not in (None, "euclidean", "cosine"):
         raise ConversionError(f"expected metric to be euclidean or cosine, but got {metric}")
     state, strides, by_angle = _facts(source)
     _check_strides(strides, state, prefix)
     codec = codec_of_state(state, metric or ("cosine" if by_angle else None), prefix)
+    codec.check()
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    save_file(codec.tensors(), path, codec.metadata())
+    try:
+        save_file(codec.tensors(), path, codec.metadata())
+    except SafetensorError as error:
+        raise OSError(f"cannot write {os.fspath(path)}: {error}") from error
     return codec
 
 
@@ -64,7 +71,7 @@ def _facts(source: Any) -> tuple[Mapping[str, Tensor], list[int] | None, bool]:
         ]
         return source.state_dict(), strides or [1], "GlmImageVQVAEVectorQuantizer" in kinds
     if isinstance(source, Mapping):
-        return source, None, False
+        return tensors_in(source), None, False
     state, config = read(Path(source))
     return state, config.get("vq_strides"), "glm_image" in str(config.get("model_type", ""))
 

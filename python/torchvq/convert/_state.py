@@ -96,6 +96,11 @@ def _level(state: State, match: re.Match[str]) -> Level:
             raise ConversionError(
                 f"expected {book}cluster_usage beside {match[0]}, but it is missing"
             )
+        if codes.dim() != 2 or counts.shape != codes.shape[:1]:
+            raise ConversionError(
+                f"expected {match[0]} and its counts to have shapes (K, D) and (K,), but got "
+                f"{tuple(codes.shape)} and {tuple(counts.shape)}"
+            )
         codes = codes / counts.clamp(min=_FEWEST)[:, None]
     if codes.dim() != 2:
         raise ConversionError(

@@ -24,38 +24,47 @@ __device__ int64_t real_rows(const bool* mask, int64_t begin, int64_t end) {
   return sum_of_warp(count);
 }
 
-/// The code of number `at` of the rows, which is number `place` from row `begin` on.
+/// The chosen code of number `column` of a row.
 template <typename T>
-__device__ T code_of(const ScoredLevels<T>& levels, int64_t level, int64_t begin, unsigned place,
+__device__ T code_of(const ScoredLevels<T>& levels, int64_t level, int64_t row, unsigned column,
                      T input) {
-  const auto dim = static_cast<unsigned>(levels.dim);
-  const int64_t row = begin + place / dim;
   const int64_t apart = levels.head_stride[level];
   int64_t index = levels.indices[row * levels.stride + level];
   if (apart > 0)
     index += row / levels.tokens * apart;  // a division of 64 bits takes longer than the rest
-  return isfinite(input) ? levels.codes[level][index * levels.dim + place % dim]
-                         : static_cast<T>(NAN);
+  return isfinite(input) ? levels.codes[level][index * levels.dim + column] : static_cast<T>(NAN);
 }
 
 /// The squared differences of `count` numbers from number `place` of row `begin` on, to shared memory, by all threads.
+/// Each loads some numbers before it writes the first, so that loads do not wait for one another.
 template <bool kChosen, typename T>
 __device__ void square_differences(const ScoredLevels<T>& levels, int64_t level, int64_t begin,
                                    int64_t place, int count, double* squares) {
+  constexpr int kAtOnce = 4;
+  const auto dim = static_cast<unsigned>(levels.dim), first = static_cast<unsigned>(place);
   const int64_t at = begin * levels.dim + place;
   const T *x = levels.inputs[level] + at, *codes = levels.codes[level] + at;
-  [[maybe_unused]] constexpr int kAtOnce = kChosen ? 1 : 4;
-#pragma unroll kAtOnce
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
-    const T input = x[i];
-    T code;
-    if constexpr (kChosen) {
-      code = code_of(levels, level, begin, static_cast<unsigned>(place) + i, input);
-    } else {
-      code = codes[i];
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kAtOnce * kThreads) {
+    T inputs[kAtOnce], chosen[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int own = i + k * kThreads;
+      if (own >= count) continue;
+      inputs[k] = x[own];
+      if constexpr (kChosen) {
+        const unsigned number = first + static_cast<unsigned>(own);
+        chosen[k] = code_of(levels, level, begin + number / dim, number % dim, inputs[k]);
+      } else {
+        chosen[k] = codes[own];
+      }
     }
-    const double difference = static_cast<double>(input) - static_cast<double>(code);
-    squares[i] = difference * difference;
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int own = i + k * kThreads;
+      if (own >= count) continue;
+      const double difference = static_cast<double>(inputs[k]) - static_cast<double>(chosen[k]);
+      squares[own] = difference * difference;
+    }
   }
 }
 

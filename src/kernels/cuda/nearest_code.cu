@@ -17,8 +17,9 @@ constexpr int kFullTile = 64, kListTile = 16;
 // Codes are split over blocks if each gets a tile of them.
 constexpr int64_t kCodesPerSegment = FloatTile<kListTile>::kCodes, kMostSegments = 8;
 constexpr int64_t kMostCollectSegments = 64;
-// Products for each multiprocessor up to which exact scores cost less than more launches.
-constexpr int64_t kExactProducts = int64_t{1} << 15;
+// Products for each multiprocessor up to which exact scores cost less than more launches: fewer where float64 may be slow,
+// on other cards than those with products of groups.
+constexpr int64_t kExactProducts = int64_t{1} << 12, kMoreExactProducts = int64_t{1} << 15;
 
 /// The scans of a search.
 struct SearchPlan {
@@ -31,13 +32,15 @@ struct SearchPlan {
   SearchPlan(const NearestCodeTask<float>& task, const Queue& queue) : group(task.dim) {
     const int known = processors_of(queue);
     processors = known > 0 ? known : 128;
-    exact = task.tokens * task.size * task.dim <= kExactProducts * processors;
 #if defined(TORCHVQ_CUDA_GROUP_PRODUCTS)
-    groups = !exact && capability_of(queue.device) == 9 && task.dim <= kMostDimensions &&
-             group.shared() <= static_cast<size_t>(shared_memory_of(queue));
+    const bool capable = capability_of(queue.device) == 9;
 #else
-    groups = false;
+    const bool capable = false;
 #endif
+    const int64_t most = capable ? kMoreExactProducts : kExactProducts;
+    exact = task.tokens * task.size * task.dim <= most * processors;
+    groups = !exact && capable && task.dim <= kMostDimensions &&
+             group.shared() <= static_cast<size_t>(shared_memory_of(queue));
     half = !exact &&
            (groups ? !group.split : task.dim > kFewDimensions && task.dim <= kMostDimensions);
   }

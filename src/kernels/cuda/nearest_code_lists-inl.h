@@ -232,6 +232,8 @@ constexpr unsigned kCloseThreads = 256;
 /// Completes the rows of a list whose codes were divided among blocks.
 template <Scan scan>
 __global__ void __launch_bounds__(kCloseThreads) close_segments(SearchState state, RowList list) {
+  // Only scans by groups of four warps divide codes in half precision.
+  if constexpr (scan != Scan::kFloat && !kHasGroupProducts) return;
   const Contests contests(state.segment_contests, state.task.tokens, state.segments);
   const int64_t count = list.size();
   for (int64_t place = grid_thread(); place < count; place += grid_threads())
