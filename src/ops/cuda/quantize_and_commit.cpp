@@ -3,7 +3,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include "detail/precision.h"
+#include "detail/residual_arguments.h"
 #include "detail/transposed.h"
 #include "kernels/cuda/commitment_loss.h"
 #include "kernels/cuda/rotation_trick.h"
