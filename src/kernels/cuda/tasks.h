@@ -28,7 +28,7 @@ struct Tasks {
     int64_t largest = 0;
     for (int i = 0; i < count; ++i) {
       const int64_t own = size(of[i]);
-      if (own > largest) largest = own;
+      largest = own > largest ? own : largest;
     }
     return largest;
   }

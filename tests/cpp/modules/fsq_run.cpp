@@ -65,13 +65,15 @@ void run(const std::string& from, const std::string& to, Words words) {
     FSQOptions options{std::vector<int64_t>()};
     take_options(options, words);
     expect_none_left(words);
-    return run(FSQ(options), in, to);
+    run(FSQ(options), in, to);
+    return;
   }
   if (!words.contains("groups")) {
     ResidualFSQOptions options({}, 1);
     take_options(options, words);
     expect_none_left(words);
-    return run(ResidualFSQ(options), in, to);
+    run(ResidualFSQ(options), in, to);
+    return;
   }
   GroupedResidualFSQOptions options(1, ResidualFSQOptions({}, 1));
   take_options(options, words);

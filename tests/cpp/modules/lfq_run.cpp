@@ -99,15 +99,17 @@ void run(const std::string& from, const std::string& to, Words words) {
     take_options(lfq, words);
     expect_none_left(words);
     use_tanh(lfq);
-    return run(LFQ(lfq), in, to, dtype);
+    run(LFQ(lfq), in, to, dtype);
+    return;
   }
   const bool groups = words.contains("groups");
   const auto options = grouped_options(words);
   expect_none_left(words);
-  if (!groups) {
-    return run(ResidualLFQ(options.rlfq()), in, to, dtype);
+  if (groups) {
+    run(GroupedResidualLFQ(options), in, to, dtype);
+  } else {
+    run(ResidualLFQ(options.rlfq()), in, to, dtype);
   }
-  run(GroupedResidualLFQ(options), in, to, dtype);
 }
 
 }  // namespace

@@ -93,7 +93,7 @@ Output others(Binary& subject, const torch::Tensor& x, const torch::Tensor& indi
 
 Output others(Latent& subject, const torch::Tensor& /*x*/, const torch::Tensor& indices) {
   auto& latent = subject.module;
-  const auto codes = latent->indices_to_codes(indices, /*project_out=*/false);
+  const auto codes = latent->indices_to_codes(indices, /*with_projection=*/false);
   return {{"decoded", latent->indices_to_codes(indices)}, {"codes", codes}};
 }
 
