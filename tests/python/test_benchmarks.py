@@ -191,7 +191,7 @@ def test_the_report_of_a_gpu_is_written_without_one(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "gpu.json").read_text())
     assert document["missing"] == []
     assert set(document["commands"].values()) == {0}
-    assert document["sections"]["ranks"]["ranks"] == {"ranks": 2, "failed": ""}
+    assert document["sections"]["ranks"]["ranks"] == {"ranks": [1, 2, 3], "failed": ""}
     if document["on_a_card"]:
         return
     assert "no card: what follows shows that it runs, its numbers mean nothing" in done.stdout
@@ -265,7 +265,7 @@ def test_a_report_fills_the_page_of_the_gpu(tmp_path: Path) -> None:
                     )
                 ]
             ),
-            ranks=dict(ranks=dict(ranks=1, two_ranks="refused", failed="")),
+            ranks=dict(ranks=dict(ranks=[1, 2], failed="3 ranks: refused", commit="abc")),
         ),
     )
     page = tmp_path / "gpu.md"
@@ -277,7 +277,8 @@ def test_a_report_fills_the_page_of_the_gpu(tmp_path: Path) -> None:
     assert "| nearest_code 8 x 8 x 8: 8 times as fast as cdist float32 | met: 9 times |" in text
     assert "at most 200 us | MISSED: 250 us, reference 900 |" in text
     assert "| a step | 31 | 3 | `scan_float` 30 | 1 |" in text
-    assert "NCCL refused two on one card" in text
+    ranks = "- NCCL, 1, 2 ranks on the card: learn what one process learns"
+    assert f"{ranks}; failed: 3 ranks: refused (in a run at abc)." in text
     assert "- Passed: memcheck." in text and "- Failed: racecheck." in text
 
 
