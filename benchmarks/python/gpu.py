@@ -52,7 +52,9 @@ def requirements() -> dict[str, str]:
         name: lost for name, lost in PACKAGES.items() if importlib.util.find_spec(name) is None
     }
     missing |= {name: lost for name, lost in PROGRAMS.items() if shutil.which(name) is None}
-    if "TORCHVQ_RUN" not in os.environ:
+    import cuda_checks
+
+    if not cuda_checks.has_cpp_program():
         missing["torchvq_run (tests/cpp/run.cpp)"] = "checks of C++ modules"
     if not gpu_measure.HAS_CARD:
         missing["a CUDA card"] = "every number: all is tiny and on the CPU's clock"

@@ -164,23 +164,20 @@ def host_cases() -> dict[str, dict[str, Callable[[], object]]]:
             name: training(_two(package.FSQ(levels=[5, 5, 5], dim=32)).to(DEVICE), x)
             for name, package in packages.items()
         }
-        | {"its two projections alone": training(_two(_projections()).to(DEVICE), x)},
+        | {"its two projections alone": training(_projections().to(DEVICE), x)},
     }
 
 
-def _projections() -> nn.Module:
+class _projections(nn.Module):
     """What torch does in a step of the FSQ above: two linear layers and their gradients."""
 
-    class Projections(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.project_in, self.project_out = nn.Linear(32, 3), nn.Linear(3, 32)
+    def __init__(self) -> None:
+        super().__init__()
+        self.project_in, self.project_out = nn.Linear(32, 3), nn.Linear(3, 32)
 
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            inner = self.project_in(x)
-            return self.project_out(inner), inner
-
-    return Projections()
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        inner = self.project_in(x)
+        return self.project_out(inner), inner
 
 
 class _two(nn.Module):

@@ -289,11 +289,12 @@ def lacking(name: str) -> str:
         # Searches by torch wait for the device.
         return "" if has_kernel("nearest_code") else "a CUDA kernel of nearest_code in this library"
     if name.startswith(cpp_module_does_what_it_does_on_the_cpu.__name__):
-        return "" if _has_cpp_program() else "the program torchvq_run (tests/cpp/run.cpp)"
+        return "" if has_cpp_program() else "the program torchvq_run (tests/cpp/run.cpp)"
     return ""
 
 
-def _has_cpp_program() -> bool:
+def has_cpp_program() -> bool:
+    """Whether there is the C++ side of comparisons, and the package that passes tensors to it."""
     try:
         from cli_support import cpp_program
 

@@ -50,7 +50,7 @@ def test_levels_may_share_their_codes(tmp_path: Path) -> None:
         (COUNTS.format(0), torch.full((8,), torch.inf), "level 0 to have finite counts"),
         (CODES.format(1), torch.full((8, 4), torch.nan), "level 1 to have finite codes"),
         (CODES.format(0), torch.zeros(0, 4), r"level 0 to have codes \(K, D\)"),
-        (CODES.format(0), torch.zeros(8), r"to have shape \(K, D\), but got \(8,\)"),
+        (CODES.format(0), torch.zeros(8), r"level 0 to have codes \(K, D\), but got shape \(8,\)"),
     ],
 )
 def test_codes_that_cannot_be_used_are_refused(

@@ -95,7 +95,10 @@ class Codec:
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of the file, float32; copies, as a file cannot hold two names for one memory."""
         found = self._plain_tensors() if self.plain else self._projected_tensors()
-        return {name: tensor.detach().clone().contiguous() for name, tensor in found}
+        return {
+            name: tensor.detach().clone(memory_format=torch.contiguous_format)
+            for name, tensor in found
+        }
 
     def metadata(self) -> dict[str, str]:
         """The metadata of the file."""

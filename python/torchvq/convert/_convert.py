@@ -49,7 +49,6 @@ def convert(
     state, strides, by_angle = _facts(source)
     _check_strides(strides, state, prefix)
     codec = codec_of_state(state, metric or ("cosine" if by_angle else None), prefix)
-    codec.check()
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

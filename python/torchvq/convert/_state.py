@@ -38,13 +38,15 @@ def codec_of_state(state: State, metric: str | None = None, prefix: str = "") ->
     """
     keys = [key for key in state if key.startswith(prefix)]
     stacks = _stacks(keys)
-    if not stacks:
-        return _image_codec(state, [key for key in keys if _is_image(key)], metric)
-    factorised = any(_level_key(match) + "in_proj.bias" in state for match in _first(stacks))
-    codec = Codec(
-        [_stack(state, name, stacks[name]) for name in _in_order(stacks)],
-        metric or ("cosine" if factorised else "euclidean"),
-    )
+    if stacks:
+        factorised = any(_level_key(match) + "in_proj.bias" in state for match in _first(stacks))
+        codec = Codec(
+            [_stack(state, name, stacks[name]) for name in _in_order(stacks)],
+            metric or ("cosine" if factorised else "euclidean"),
+        )
+    else:
+        codec = _image_codec(state, [key for key in keys if _is_image(key)], metric)
+    codec.check()
     _check_maps(codec)
     return codec
 
@@ -102,10 +104,6 @@ def _level(state: State, match: re.Match[str]) -> Level:
                 f"{tuple(codes.shape)} and {tuple(counts.shape)}"
             )
         codes = codes / counts.clamp(min=_FEWEST)[:, None]
-    if codes.dim() != 2:
-        raise ConversionError(
-            f"expected {match[0]} to have shape (K, D), but got {tuple(codes.shape)}"
-        )
     return Level(
         codes,
         counts,

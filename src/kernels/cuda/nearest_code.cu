@@ -44,7 +44,6 @@ struct SearchPlan {
     half = !exact &&
            (groups ? !group.split : task.dim > kFewDimensions && task.dim <= kMostDimensions);
   }
-  int64_t row_tiles(int64_t tokens) const { return (tokens + kGroupRows - 1) / kGroupRows; }
 };
 
 template <typename T>
@@ -139,7 +138,7 @@ template <Scan scan>
 void scan_groups_of_warps(Steps& steps, const SearchState& state, const SearchPlan& plan) {
   const auto& task = state.task;
   const RowList all = {nullptr, nullptr, nullptr, task.tokens};
-  const int64_t tiles = plan.row_tiles(task.tokens), codes = state.padded_size / kTileCodes;
+  const int64_t tiles = state.padded_tokens / kGroupRows, codes = state.padded_size / kTileCodes;
   const auto shared = plan.group.shared();
   SearchState parts = state;
   if (tiles >= plan.processors) {

@@ -4,6 +4,7 @@
 // open.
 #pragma once
 
+#include "kernels/cuda/lanes-inl.h"
 #include "kernels/cuda/nearest_code_prepare-inl.h"
 #include "kernels/cuda/nearest_code_sums-inl.h"
 
@@ -16,7 +17,7 @@ constexpr int kGroupTile = kTileCodes * kGroupDepth;  // numbers of a tile of ro
 constexpr int kGroupFragments = kTileCodes / 8;
 // Threads that share a row; each keeps two contests, of every other fragment of codes.
 constexpr int kGroupLanes = 8;
-static_assert(kGroupRows == kTileCodes);
+static_assert(kGroupRows == kTileCodes);  // tiles of both have one size
 static_assert(sizeof(uint16_t) * kGroupStages * kGroupTile >=
               Contests::bytes(kGroupRows, kGroupLanes));
 static_assert(kGroupLanes <= kMostRivals, "one rival of each contest is within the list");
@@ -83,12 +84,6 @@ struct SplitNumber {
   }
 };
 
-/// The norm of an error in half precision from the sum of its squares. The last term covers underflow in the
-/// multiplication by 2^scale.
-__device__ inline double loss_of(double square, int scale) {
-  return (sqrt(square) * kNormSlack + 0x1p-60) * power_of_two(-scale);
-}
-
 /// Rounds the codes; one warp per code.
 __global__ void __launch_bounds__(kPrepareThreads)
     round_group_codes(SearchState state, GroupPlan plan) {
@@ -117,14 +112,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
 }
 
 // Lanes that round a row together, so that a warp rounds four at once.
-constexpr int kRowLanes = 8;
-
-template <typename T>
-__device__ inline T sum_of_row_lanes(T value) {
-  for (int step = kRowLanes / 2; step > 0; step /= 2)
-    value += __shfl_xor_sync(kWholeWarp, value, step);
-  return value;
-}
+constexpr int kRowLanes = kLaneThreads;
 
 /// The norm of a row relative to the centre, as norm_of_row(), for four rows at once.
 __device__ inline double norm_of_group_row(const float* from, const float* center, int dim) {
@@ -137,9 +125,8 @@ __device__ inline double norm_of_group_row(const float* from, const float* cente
     const double value = number - center[d];
     square += value * value;
   }
-  const double norm = sqrt(sum_of_row_lanes(square)) * kNormSlack;
-  const int infinite = sum_of_row_lanes(finite ? 0 : 1);
-  if (infinite > 0) return NAN;
+  const double norm = sqrt(lane_total(square)) * kNormSlack;
+  if (lane_total(finite ? 0 : 1) > 0) return NAN;
   return norm < kLargestNorm ? norm : HUGE_VAL;
 }
 
@@ -158,7 +145,8 @@ __device__ inline float load_group_rows(const SearchState& state, const GroupPla
   const auto round = [&](int d) {
     const SplitNumber value(d < numbers ? (from[d] - state.center[d]) * power : 0.0f);
     square += static_cast<double>(value.rest) * value.rest;
-    split_square += static_cast<double>(value.left) * value.left;
+    if constexpr (scan == Scan::kSplit)
+      split_square += static_cast<double>(value.left) * value.left;
     return value;
   };
   if constexpr (scan == Scan::kSplit) {
@@ -177,13 +165,15 @@ __device__ inline float load_group_rows(const SearchState& state, const GroupPla
       *reinterpret_cast<uint32_t*>(to) = one.first | static_cast<uint32_t>(other.first) << 16;
     }
   }
-  const double loss = loss_of(sum_of_row_lanes(square), scale),
-               split_loss = loss_of(sum_of_row_lanes(split_square), scale);
-  if (own == 0 && row >= 0) {
+  const bool writes = own == 0 && row >= 0;
+  const double loss = loss_of(lane_total(square), scale);
+  if (writes) {
     state.norms[row] = __double2float_ru(norm);
     state.losses[row] = usable ? __double2float_ru(loss) : 0.0f;
-    if (scan == Scan::kSplit)
-      state.split_losses[row] = usable ? __double2float_ru(split_loss) : 0.0f;
+  }
+  if constexpr (scan == Scan::kSplit) {
+    const double split_loss = loss_of(lane_total(split_square), scale);
+    if (writes) state.split_losses[row] = usable ? __double2float_ru(split_loss) : 0.0f;
   }
   return unit_of(scale, state.facts->bound);
 }

@@ -163,6 +163,12 @@ __global__ void __launch_bounds__(kPrepareThreads) measure_codes(Codebooks codeb
   });
 }
 
+/// The norm of an error in half precision from the sum of its squares, without the scale. The last term covers underflow
+/// in the multiplication by 2^scale.
+__device__ inline double loss_of(double square, int scale) {
+  return (sqrt(square) * kNormSlack + 0x1p-60) * power_of_two(-scale);
+}
+
 /// Rounds a vector of `dim` numbers minus the centre, times 2^scale, to half precision,
 /// padded with zeros up to `depth`; returns the norm of the rounding error, without the
 /// scale. Runs in one warp.
@@ -178,8 +184,7 @@ __device__ inline double round_vector(const Vector& from, const float* center, i
     square += change * change;
     to[d] = rounded;
   }
-  // The last term covers underflow in the multiplication by the power of two.
-  return (sqrt(sum_of_warp(square)) * kNormSlack + 0x1p-60) * power_of_two(-scale);
+  return loss_of(sum_of_warp(square), scale);
 }
 
 __device__ inline void clear_vector(int64_t depth, uint16_t* to) {
