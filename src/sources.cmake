@@ -342,6 +342,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/sign_entropy.cpp
   ops/cpu/sign_quantize.cpp
   ops/cpu/sign_step.cpp
+  ops/cpu/token_moment_loss.cpp
   ops/cpu/token_moments.cpp
   ops/cpu/unit_vectors.cpp
   ops/dead_code_candidates.cpp

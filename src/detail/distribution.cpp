@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
-#include <mutex>
 #include <numbers>
 #include <tuple>
 
 #include <c10/util/Exception.h>
 
+#include "detail/kept_values.h"
 #include "detail/round_up.h"
 
 namespace torchvq::detail {
@@ -71,8 +70,6 @@ long double quantile(Distribution kind, long double u) {
 
 namespace {
 
-constexpr size_t kPerturbLevelsKept = 64;
-
 template <typename T>
 PerturbLevels<T> made_levels(int64_t levels, Distribution kind, CodeForm form, double eps) {
   PerturbLevels<T> made;
@@ -94,16 +91,9 @@ template <typename T>
 std::shared_ptr<const PerturbLevels<T>> perturb_levels(int64_t levels, Distribution kind,
                                                        CodeForm form, double eps) {
   using Key = std::tuple<int64_t, Distribution, CodeForm, double>;
-  static std::mutex mutex;
-  static std::map<Key, std::shared_ptr<const PerturbLevels<T>>> known;
-  const std::lock_guard lock(mutex);
-  // Bounds the cache for callers that try thousands of settings.
-  if (known.size() > kPerturbLevelsKept) known.clear();
-  auto& entry = known[{levels, kind, form, form == CodeForm::kInverse ? eps : 0.0}];
-  if (!entry) {
-    entry = std::make_shared<const PerturbLevels<T>>(made_levels<T>(levels, kind, form, eps));
-  }
-  return entry;
+  static KeptValues<Key, PerturbLevels<T>> known;
+  return known.get({levels, kind, form, form == CodeForm::kInverse ? eps : 0.0},
+                   [&] { return made_levels<T>(levels, kind, form, eps); });
 }
 
 template std::shared_ptr<const PerturbLevels<float>> perturb_levels<float>(int64_t, Distribution,

@@ -2,12 +2,11 @@
 
 #include <cmath>
 #include <limits>
-#include <map>
-#include <mutex>
 #include <utility>
 
 #include <c10/util/Exception.h>
 
+#include "detail/kept_values.h"
 #include "detail/round_up.h"
 
 namespace torchvq::detail {
@@ -55,21 +54,25 @@ ScalarRule scalar_rule(int64_t levels, bool symmetric) {
   return symmetric ? ScalarRule{2, whole, whole} : ScalarRule{1, half, half};
 }
 
+namespace {
+
 template <typename T>
-std::shared_ptr<const ScalarLevels<T>> scalar_levels(int64_t levels, ScalarBound bound) {
-  static std::mutex mutex;
-  static std::map<std::pair<int64_t, ScalarBound>, std::shared_ptr<const ScalarLevels<T>>> known;
-  const std::lock_guard lock(mutex);
-  auto& entry = known[{levels, bound}];
-  if (entry) return entry;
-  auto made = std::make_shared<ScalarLevels<T>>();
+ScalarLevels<T> made_levels(int64_t levels, ScalarBound bound) {
+  ScalarLevels<T> made;
   const auto rule = scalar_rule(levels, is_symmetric(bound));
   for (int64_t i = 0; i < levels; ++i) {
-    made->codes.push_back(static_cast<T>(rule.code(i)));
-    if (i + 1 < levels) made->changes.push_back(round_up<T>(change_after(i, levels, bound)));
+    made.codes.push_back(static_cast<T>(rule.code(i)));
+    if (i + 1 < levels) made.changes.push_back(round_up<T>(change_after(i, levels, bound)));
   }
-  entry = std::move(made);
-  return entry;
+  return made;
+}
+
+}  // namespace
+
+template <typename T>
+std::shared_ptr<const ScalarLevels<T>> scalar_levels(int64_t levels, ScalarBound bound) {
+  static KeptValues<std::pair<int64_t, ScalarBound>, ScalarLevels<T>> known;
+  return known.get({levels, bound}, [&] { return made_levels<T>(levels, bound); });
 }
 
 template std::shared_ptr<const ScalarLevels<float>> scalar_levels<float>(int64_t, ScalarBound);

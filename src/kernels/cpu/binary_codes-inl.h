@@ -40,17 +40,18 @@ template <typename T>
 void chances(const T* logits, double temperature, int64_t count, double* p) {
   over_logits(logits, count, [&](int64_t at, Doubles logit, int64_t wanted) {
     const Doubles odds = odds_of(logit / temperature), likely = 1.0 / (1.0 + odds);
-    store_some(p + at, logit > 0.0 ? likely : odds * likely, wanted);
+    const Doubles found = logit > 0.0 ? likely : odds * likely;
+    store_some(p + at, logit == logit ? found : logit, wanted);
   });
 }
 
 void divergence(const float* logits, int64_t count, double* told, double* slopes) {
   over_logits(logits, count, [&](int64_t at, Doubles logit, int64_t wanted) {
-    const Doubles odds = odds_of(logit), unlikely = odds / (1.0 + odds);
+    const Doubles odds = odds_of(logit), likely = 1.0 / (1.0 + odds), unlikely = odds * likely;
     const Doubles entropy = log_of_one_plus(odds) + magnitude(logit) * unlikely;
     const Doubles nothing = logit - logit;  // NaN where the logit is not finite
     store_some(told + at, 0.69314718055994531 - entropy + nothing, wanted);
-    store_some(slopes + at, logit * unlikely * (1.0 / (1.0 + odds)), wanted);
+    store_some(slopes + at, logit * unlikely * likely, wanted);
   });
 }
 
@@ -104,13 +105,18 @@ void fold(const T* grad, const double* p, int64_t bits, double temperature, T* b
     extend(below + count, static_cast<T>(p[h]), count, below + 2 * count);
   }
   const T* values = grad;
+  double slopes[kMostBits];
   for (int64_t h = bits - 1; h >= 0; --h) {
     const int64_t half = int64_t{1} << h;
-    const double slope =
-        fold_bit(values, values + half, below + half, static_cast<T>(p[h]), half, rest);
-    to[h] = static_cast<T>(slope * p[h] * (1 - p[h]) / temperature);
+    slopes[h] = fold_bit(values, values + half, below + half, static_cast<T>(p[h]), half, rest);
     values = rest;
   }
+  over_vectors(bits, [&](int64_t at, int64_t wanted) {
+    const Doubles chance = load_some(p + at, wanted);
+    const Doubles slope = load_some(slopes + at, wanted) * chance * (1.0 - chance) / temperature;
+    store_some(slopes + at, slope, wanted);
+  });
+  for (int64_t h = 0; h < bits; ++h) to[h] = static_cast<T>(slopes[h]);
 }
 
 }  // namespace

@@ -8,10 +8,12 @@
 
 namespace torchvq::kernels {
 
+constexpr int64_t kMostBits = 64;  // of a token
+
 template <typename T>
 struct BinaryCodesKernelOf {
   /// p = sigmoid(logit / temperature), to a few units in the last place of a double; beyond a
-  /// quotient of +-700, to within 1e-300. The result for NaN is unspecified.
+  /// quotient of +-700, to within 1e-300.
   void (*chances)(const T* logits, double temperature, int64_t count, double* p);
   /// One token: the gradient of its bits from the gradient `grad` of its codes (2^bits) and the
   /// probabilities `p`. `below` needs room for 2^bits numbers, `rest` for half as many.

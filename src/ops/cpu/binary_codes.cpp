@@ -1,6 +1,7 @@
 #include "ops/binary_codes.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -23,14 +24,25 @@ namespace {
 using OptionalTensor = std::optional<at::Tensor>;
 
 constexpr int64_t kBitsPerTask = 4096;
-constexpr int64_t kMostDrawnBits = 64;
 constexpr int64_t kCodesPerTask = 32768;
+// Tokens whose probabilities are computed at once: those of one token wait for each other.
+constexpr int64_t kTokensAtOnce = 16;
+// Hardware reads ahead within a row, but not across the start of the next one.
+constexpr int64_t kBytesAhead = 2048, kCacheLine = 64;
 // Bound on the difference between these probabilities and those of the logarithms that decide.
 constexpr double kSurely = 1e-9;
 
-template <typename T>
-void chances_of(const T* logits, double temperature, int64_t count, double* p) {
-  kernels::binary_codes_kernel(kernels::cpu_level()).of<T>().chances(logits, temperature, count, p);
+/// Calls body(i, p) for tokens [begin, end) with the probabilities p of their bits.
+template <typename T, typename Body>
+void over_chances(const T* logits, double temperature, int64_t bits, int64_t begin, int64_t end,
+                  const Body& body) {
+  const auto kernel = kernels::binary_codes_kernel(kernels::cpu_level());
+  std::array<double, kTokensAtOnce * kernels::kMostBits> p;
+  for (int64_t first = begin; first < end; first += kTokensAtOnce) {
+    const int64_t last = std::min(end, first + kTokensAtOnce);
+    kernel.of<T>().chances(logits + first * bits, temperature, (last - first) * bits, p.data());
+    for (int64_t i = first; i < last; ++i) body(i, p.data() + (i - first) * bits);
+  }
 }
 
 struct Draws {
@@ -46,19 +58,14 @@ struct Draws {
   }
 };
 
-/// `number` is the number of real tokens before this one.
-template <typename T>
-int64_t draw_token(const T* logits, int64_t bits, const Draws* draws, int64_t number) {
+/// The index of a token whose bit h is bit(h, logit); 0 if a logit is not finite.
+template <typename T, typename Bit>
+int64_t index_of_bits(const T* logits, int64_t bits, const Bit& bit) {
   int64_t index = 0;
-  double p[kMostDrawnBits];
-  if (draws != nullptr) chances_of(logits, draws->temperature, bits, p);
   for (int64_t h = 0; h < bits; ++h) {
     const auto logit = static_cast<double>(logits[h]);
     if (!std::isfinite(logit)) return 0;
-    const bool on = draws == nullptr
-                        ? logit > 0
-                        : draws->bit(logit, p[h], static_cast<uint64_t>(number * bits + h));
-    index |= static_cast<int64_t>(on) << h;
+    index |= static_cast<int64_t>(bit(h, logit)) << h;
   }
   return index;
 }
@@ -70,11 +77,21 @@ void draw_tokens(const at::Tensor& logits, const Draws* draws, const bool* mask,
   const auto numbers = detail::token_numbers(mask, tokens);
   const auto* from = logits.const_data_ptr<T>();
   auto* to = indices.mutable_data_ptr<int64_t>();
+  const auto fill = [&](int64_t i, const auto& bit) {
+    const bool real = mask == nullptr || mask[i];
+    to[i] = real ? index_of_bits(from + i * bits, bits, bit) : -1;
+  };
   at::parallel_for(0, tokens, kBitsPerTask / bits + 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const bool real = mask == nullptr || mask[i];
-      to[i] = real ? draw_token(from + i * bits, bits, draws, numbers[static_cast<size_t>(i)]) : -1;
+    if (draws == nullptr) {
+      for (int64_t i = begin; i < end; ++i) fill(i, [](int64_t, double logit) { return logit > 0; });
+      return;
     }
+    over_chances(from, draws->temperature, bits, begin, end, [&](int64_t i, const double* p) {
+      const int64_t first = numbers[static_cast<size_t>(i)] * bits;
+      fill(i, [&](int64_t h, double logit) {
+        return draws->bit(logit, p[h], static_cast<uint64_t>(first + h));
+      });
+    });
   });
 }
 
@@ -150,26 +167,12 @@ at::Tensor binary_one_hot(const at::Tensor& logits_, const at::Tensor& indices_,
   return output;
 }
 
-/// Computes gradients of tokens, with scratch memory for one of them.
-template <typename T>
-struct Fold {
-  Fold(int64_t bits_, double temperature_)
-      : bits(bits_),
-        temperature(temperature_),
-        below(static_cast<size_t>(int64_t{1} << bits)),
-        rest(static_cast<size_t>(int64_t{1} << (bits - 1))) {}
-
-  void token(const T* grad, const T* logits, T* to) {
-    double p[kMostDrawnBits];
-    chances_of(logits, temperature, bits, p);
-    kernel.of<T>().fold(grad, p, bits, temperature, below.data(), rest.data(), to);
+void read_ahead(const void* row, int64_t bytes) {
+  const auto* const from = static_cast<const char*>(row);
+  for (int64_t at = 0; at < std::min(bytes, kBytesAhead); at += kCacheLine) {
+    __builtin_prefetch(from + at);
   }
-
-  const kernels::BinaryCodesKernel kernel = kernels::binary_codes_kernel(kernels::cpu_level());
-  int64_t bits;
-  double temperature;
-  std::vector<T> below, rest;
-};
+}
 
 template <typename T>
 void fold_tokens(const at::Tensor& grad, const at::Tensor& logits, const at::Tensor& indices,
@@ -178,15 +181,19 @@ void fold_tokens(const at::Tensor& grad, const at::Tensor& logits, const at::Ten
   const auto *slopes = grad.const_data_ptr<T>(), *from = logits.const_data_ptr<T>();
   const auto* index = indices.const_data_ptr<int64_t>();
   auto* to = result.mutable_data_ptr<T>();
+  const auto fold = kernels::binary_codes_kernel(kernels::cpu_level()).of<T>().fold;
   at::parallel_for(0, indices.numel(), kCodesPerTask / codes + 1, [&](int64_t begin, int64_t end) {
-    Fold<T> fold(bits, temperature);
-    for (int64_t i = begin; i < end; ++i) {
+    std::vector<T> below(static_cast<size_t>(codes)), rest(static_cast<size_t>(codes / 2));
+    over_chances(from, temperature, bits, begin, end, [&](int64_t i, const double* p) {
       if (index[i] < 0) {
         std::fill_n(to + i * bits, bits, T(0));
-      } else {
-        fold.token(slopes + i * codes, from + i * bits, to + i * bits);
+        return;
       }
-    }
+      if (i + 1 < end) {
+        read_ahead(slopes + (i + 1) * codes, codes * static_cast<int64_t>(sizeof(T)));
+      }
+      fold(slopes + i * codes, p, bits, temperature, below.data(), rest.data(), to + i * bits);
+    });
   });
 }
 

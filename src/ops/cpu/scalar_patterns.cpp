@@ -2,15 +2,14 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
-#include <mutex>
 #include <utility>
+
+#include "detail/kept_values.h"
 
 namespace torchvq::detail {
 namespace {
 
 constexpr int64_t kMostCompared = 65;
-constexpr size_t kPatternsKept = 64;
 
 /// Repeats the parameters of the features (D) for kScalarRepeat rows.
 std::vector<float> repeated(const std::vector<float>& values) {
@@ -77,14 +76,8 @@ void ScalarPatternsStorage::add_changes(const std::vector<std::vector<float>>& o
 std::shared_ptr<const ScalarPatternsStorage> scalar_patterns(at::IntArrayRef levels,
                                                              ScalarBound bound) {
   using Key = std::pair<std::vector<int64_t>, ScalarBound>;
-  static std::mutex mutex;
-  static std::map<Key, std::shared_ptr<const ScalarPatternsStorage>> known;
-  const std::lock_guard lock(mutex);
-  // Bounds the cache for callers that try thousands of settings.
-  if (known.size() > kPatternsKept) known.clear();
-  auto& entry = known[{levels.vec(), bound}];
-  if (!entry) entry = std::make_shared<ScalarPatternsStorage>(levels, bound);
-  return entry;
+  static KeptValues<Key, ScalarPatternsStorage> known;
+  return known.get({levels.vec(), bound}, [&] { return ScalarPatternsStorage(levels, bound); });
 }
 
 }  // namespace torchvq::detail

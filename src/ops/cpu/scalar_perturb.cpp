@@ -10,10 +10,11 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <torch/library.h>
 #include <torchvq/random_purpose.h>
 
+#include "detail/kept_values.h"
+#include "detail/precision.h"
 #include "detail/scalar_levels.h"
 #include "detail/token_mask.h"
 #include "kernels/cpu/scalar_quantize.h"
@@ -59,13 +60,15 @@ struct Tally {
   int64_t perturbed = 0, kept = 0;
 };
 
+/// The features of a token; codes are not those of the inverse.
 template <typename T>
 struct Perturbation {
-  Perturbation(at::IntArrayRef levels, detail::PerturbKind kind_, double eps)
+  Perturbation(at::IntArrayRef levels, detail::PerturbKind kind_)
       : kind(kind_), basis(detail::scalar_basis(levels)) {
+    constexpr double kNoEps = 0;  // of the inverse
     std::vector<std::vector<float>> changes;
     for (const int64_t count : levels) {
-      features.push_back(detail::perturb_levels<T>(count, kind.cdf, kind.form, eps));
+      features.push_back(detail::perturb_levels<T>(count, kind.cdf, kind.form, kNoEps));
       if constexpr (std::is_same_v<T, float>) changes.push_back(features.back()->changes);
     }
     if (!changes.empty() && detail::is_compared(levels)) patterns.emplace(changes);
@@ -128,6 +131,16 @@ struct Perturbation {
   std::vector<std::shared_ptr<const detail::PerturbLevels<T>>> features;
   std::optional<detail::ScalarPatternsStorage> patterns;
 };
+
+/// Kept, because building it costs more than perturbing some hundred tokens.
+template <typename T>
+std::shared_ptr<const Perturbation<T>> perturbation_of(at::IntArrayRef levels,
+                                                       detail::PerturbKind kind) {
+  using Key = std::tuple<std::vector<int64_t>, Distribution, CodeForm>;
+  static detail::KeptValues<Key, Perturbation<T>> known;
+  return known.get({levels.vec(), kind.cdf, kind.form},
+                   [&] { return Perturbation<T>(levels, kind); });
+}
 
 /// The outputs, per feature and per token.
 struct Outputs {
@@ -192,28 +205,41 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> scalar_perturb(
   std::optional<Noise> noise;
   if (rng && quantize_rate < 1) noise = make_noise(*rng, quantize_rate);
   const auto* drawn = noise ? &*noise : nullptr;
-  const Tally tally =
-      x.scalar_type() == at::kDouble
-          ? perturb_tokens(x, Perturbation<double>(levels, kind, eps), drawn, mask_data, outputs)
-          : perturb_tokens(x, Perturbation<float>(levels, kind, eps), drawn, mask_data, outputs);
+  const auto run = [&]<typename T>(const std::shared_ptr<const Perturbation<T>>& perturbation) {
+    return perturb_tokens(x, *perturbation, drawn, mask_data, outputs);
+  };
+  const Tally tally = x.scalar_type() == at::kDouble ? run(perturbation_of<double>(levels, kind))
+                                                     : run(perturbation_of<float>(levels, kind));
   const double acceptance =
       tally.perturbed == 0 ? 1.0
                            : static_cast<double>(tally.kept) / static_cast<double>(tally.perturbed);
-  return {outputs.codes, outputs.levels, outputs.indices,
-          at::scalar_tensor(acceptance, x.options())};
+  return {outputs.codes, outputs.levels, outputs.indices, detail::rounded_scalar(acceptance, x)};
 }
 
-/// The exponential in the density at x, by the tensor library's vectorized functions.
+/// exp(exponent(x)), by the tensor library's vectorized exponential.
+template <typename T, typename Exponent>
+at::Tensor exponential_of(const at::Tensor& x, const Exponent& exponent) {
+  auto exponents = at::empty(x.sizes(), x.options());
+  const T* from = x.const_data_ptr<T>();
+  T* to = exponents.mutable_data_ptr<T>();
+  at::parallel_for(0, x.numel(), kPerturbedPerTask, [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end; ++at) to[at] = exponent(from[at]);
+  });
+  return exponents.exp_();
+}
+
+/// The exponential in the density at x; of the Cauchy distribution, which has none, x.
+template <typename T>
 at::Tensor exponential(Distribution kind, const at::Tensor& x) {
   switch (kind) {
     case Distribution::kTanh:
-      return x.abs().mul_(-2).exp_();
+      return exponential_of<T>(x, [](T value) { return std::fabs(value) * -2; });
     case Distribution::kNormal:
-      return x.square().div_(-2).exp_();
+      return exponential_of<T>(x, [](T value) { return value * value / -2; });
     case Distribution::kCauchy:
       return x;
     default:
-      return x.abs().neg_().exp_();
+      return exponential_of<T>(x, [](T value) { return -std::fabs(value); });
   }
 }
 
@@ -241,7 +267,7 @@ void choose_slopes(const at::Tensor& grad, const at::Tensor& x, const at::Tensor
                    detail::PerturbKind kind, at::Tensor& result) {
   const auto scale = static_cast<T>(kind.form == CodeForm::kUnit ? kRoot12 : 1.0);
   const auto run = [&](const auto& density) {
-    multiply_slopes<T>(grad, exponential(kind.cdf, x), indices, result, density);
+    multiply_slopes<T>(grad, exponential<T>(kind.cdf, x), indices, result, density);
   };
   if (kind.form == CodeForm::kInverse) {
     return multiply_slopes<T>(grad, x, indices, result, [](T) { return T(1); });
