@@ -28,7 +28,7 @@ struct DecodeArguments {
 constexpr auto kDecodeFooter = R"(
 Codes of any integer dtype give vectors of shape (..., dim), float32. Codes have the shape (...) if the codec has one
 codebook, and (..., groups * levels), as `torchvq encode` writes them, if it has several. The code -1 (a masked token,
-a dropped level) adds nothing, and makes a vector of fsq or lfq zero; any other code outside [0, codebook size) is an
+a dropped level) adds nothing, and a vector with no other code is zero; any other code outside [0, codebook size) is an
 error.
 
 Examples:

@@ -54,7 +54,7 @@ at::Tensor decode_scalar(const at::Tensor& codes, const ScalarCodec& codec) {
   const auto z = codes_of(codes, codec).reshape({codes.size(0), codec.features()});
   return project(z, codec.out_weight, codec.out_bias)
       .to(at::kFloat)
-      .masked_fill_(codes.lt(0).any(1, /*keepdim=*/true), 0);
+      .masked_fill_(codes.lt(0).all(1, /*keepdim=*/true), 0);
 }
 
 EvaluateScalarOutput evaluate_scalar(const functional::VectorBlocks& vectors,

@@ -46,9 +46,8 @@ TORCHVQ_API at::Tensor encode_scalar(const at::Tensor& x, const ScalarCodec& cod
 
 /// Vectors of codes, `out_weight code + out_bias`.
 ///
-/// @param codes  (N, num_codebooks), int64 in [0, codebook_size); a vector with a -1 is a masked
-///               token.
-/// @return       (N, D), float32; masked tokens are zero.
+/// @param codes  (N, num_codebooks), int64 in [-1, codebook_size); the features of a -1 are zeros.
+/// @return       (N, D), float32; zeros where all codes are -1, as of a masked token.
 ///
 /// Throws     c10::IndexError for a code out of range, c10::ValueError for another shape.
 TORCHVQ_API at::Tensor decode_scalar(const at::Tensor& codes, const ScalarCodec& codec);

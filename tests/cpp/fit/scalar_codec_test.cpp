@@ -80,6 +80,21 @@ TEST(ScalarCodecTest, VectorsOfAsManyFeaturesAsLevelsHaveNoMap) {
   EXPECT_EQ(masked.abs().max().item<double>(), 0);
 }
 
+TEST(ScalarCodecTest, ACodeOfMinusOneAddsNothing) {
+  const auto x = vectors();
+  for (const char* method : {"fsq", "lfq"}) {
+    const auto codec = fit_scalar_codec(blocks_of(x, 100), options_of(method)).codec;
+    const auto codes = encode_scalar(x, codec);
+    ASSERT_EQ(codes.size(1), 2);
+    auto first = codes.clone(), second = codes.clone();
+    second.select(1, 0).fill_(-1);
+    first.select(1, 1).fill_(-1);
+    const auto both = decode_scalar(first, codec) + decode_scalar(second, codec) - codec.out_bias;
+    EXPECT_TRUE(at::allclose(both, decode_scalar(codes, codec), 1e-5, 1e-5)) << method;
+    EXPECT_EQ(decode_scalar(at::full_like(codes, -1), codec).abs().max().item<double>(), 0);
+  }
+}
+
 TEST(ScalarCodecTest, Errors) {
   const auto x = vectors();
   auto options = options_of("fsq");
