@@ -149,14 +149,6 @@ Counts learn_scales(const std::vector<Scale>& scales,
 }
 
 /// Counts the use of codes, for stats(), and advances the step.
-/// Whether frozen scales draw random numbers.
-bool draws(const HierarchicalVQImpl& hvq) {
-  const auto& vq = hvq.get_vq(0).options;
-  return hvq.options.nested_dropout() > 0 || vq.stochastic_sample_codes() ||
-         vq.directional_reparam() ||
-         (vq.orthogonal_reg_weight() > 0 && vq.orthogonal_reg_max_codes());
-}
-
 void finish_scales(HierarchicalVQImpl& hvq, const std::vector<Scale>& scales, const Counts& counts,
                    const ScaleRequest& request) {
   const auto& ranks = request.ranks;
@@ -171,7 +163,8 @@ void finish_scales(HierarchicalVQImpl& hvq, const std::vector<Scale>& scales, co
     if (searched.mask) masks.push_back(*searched.mask);
     if (rng.empty() || !hvq.options.shared_codebook()) rng.push_back(scale.vq->codebook_state->rng);
   }
-  if (request.frozen && !draws(hvq)) rng.clear();
+  const bool draws = hvq.options.nested_dropout() > 0 || draws_frozen(hvq.get_vq(0).options);
+  if (request.frozen && !draws) rng.clear();
   F::finish_step_(uses, indices, rng, counts, masks, ranks.alone());
   hvq.step_counts = std::move(uses);
   for (size_t index = 0; index < hvq.vqs.size(); ++index) {

@@ -52,6 +52,11 @@ std::string estimator_of(const VectorQuantizeImpl& vq, const at::Tensor& x, bool
   return vq.options.vqp_compat() ? "vqp_rotation_trick" : "rotation_trick";
 }
 
+bool draws_frozen(const VectorQuantizeOptions& options) {
+  return options.stochastic_sample_codes() || options.directional_reparam() ||
+         (options.orthogonal_reg_weight() > 0 && options.orthogonal_reg_max_codes());
+}
+
 at::Tensor stored_codes(VectorQuantizeImpl& vq, at::ScalarType dtype) {
   const auto codes = vq.codebook_state->codes();
   // The input determines the precision of the arithmetic, even if the module was cast to double.

@@ -28,6 +28,9 @@ void prepare(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at
 /// @param codes_learn  whether the codes take a gradient.
 std::string estimator_of(const VectorQuantizeImpl& vq, const at::Tensor& x, bool codes_learn);
 
+/// Whether a frozen step of a quantizer with these options draws random numbers.
+bool draws_frozen(const VectorQuantizeOptions& options);
+
 /// The codes (H, K, D), in a dtype that fits tokens projected to `dtype`.
 at::Tensor stored_codes(VectorQuantizeImpl& vq, at::ScalarType dtype);
 
