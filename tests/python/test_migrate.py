@@ -240,6 +240,59 @@ def test_errors_say_what_to_do(
     assert status == 2 and re.search(message, said.replace("\n", " ")), said
 
 
+OF_A_FILE = {
+    "raises": ("x = 1\nx / 0\n", "file.py:2: it raised ZeroDivisionError: division by zero"),
+    "ends": ("raise SystemExit('enough')\n", "file.py:1: it raised SystemExit: enough"),
+    "imports": (
+        "import nosuch\n",
+        "file.py:1: it raised ModuleNotFoundError: No module named 'nosuch'",
+    ),
+    "unparsed": ("x = 1\ndef model(:\n", "file.py:2: it raised SyntaxError: invalid syntax"),
+    "function": ("def model():\n    assert False\n", "file.py:2: it raised AssertionError"),
+    "arguments": ("def model(x):\n    pass\n", "file.py: it raised TypeError: model() missing 1 "),
+    "helper": ("import aid\n\naid.f()\n", "file.py:3: it raised KeyError: 4 (in {}/aid.py:2)"),
+    "options": (
+        "from vector_quantize_pytorch import FSQ\nmodel = FSQ([8, 5], nosuch=1)\n",
+        "file.py:2: it raised TypeError: got an unexpected keyword argument 'nosuch'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OF_A_FILE)
+def test_what_a_file_raises_is_one_message(case: str, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text, message = OF_A_FILE[case]
+    Path("file.py").write_text(text)
+    Path("aid.py").write_text("def f():\n    return {}[4]\n")
+    status, _, said = run(capsys, "file.py")
+    assert status == 2 and said.startswith("torchvq.migrate: " + message.format(tmp_path)), said
+    assert said.count("\n") == 1
+
+
+def test_what_torchvq_refuses_is_one_message(tmp_path: Path, capsys, monkeypatch) -> None:
+    """Options that only the reference takes, files of other formats, and a place that cannot be written."""
+    monkeypatch.chdir(tmp_path)
+    model = "from vector_quantize_pytorch import VectorQuantize\nmodel = VectorQuantize(8, 4, decay={})\n"
+    Path("refused.py").write_text(model.format(2))
+    Path("taken.py").write_text(model.format(0.9))
+    Path("text.safetensors").write_text("no checkpoint")
+    for arguments, message in {
+        ("refused.py",): "decay=2): VectorQuantize: expected decay to be ",
+        ("text.safetensors",): "text.safetensors: expected a safetensors file: ",
+        (
+            "taken.py",
+            "--output",
+            "nowhere/state.pt",
+        ): "--output: nowhere/state.pt was not written: ",
+        ("taken.py", "--output", "nowhere/state.safetensors"): "was not written: ",
+    }.items():
+        status, _, said = run(capsys, *arguments)
+        assert status == 2 and said.startswith("torchvq.migrate: ") and message in said, said
+    torch.save({}, "state.pt")
+    status, _, said = run(capsys, "state.pt", "--build", "FSQ([8, 5], nosuch=1)")
+    assert status == 2 and "--build: FSQ([8, 5], nosuch=1) raised TypeError: " in said
+
+
 def test_the_tables_of_the_page(capsys) -> None:
     status, said, _ = run(capsys, "--differences")
     assert status == 0 and said.startswith("## ResidualVQ and GroupedResidualVQ")

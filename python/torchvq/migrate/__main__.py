@@ -98,7 +98,10 @@ def _run(given: argparse.Namespace) -> int:
         path = prefix + (f"{quantizer.path}." if quantizer.path else "")
         state |= {path + name: value for name, value in ours.state_dict().items()}
     if given.output is not None:
-        _write(state, given.output)
+        try:
+            _write(state, given.output)
+        except Exception as error:
+            raise MigrationError(f"--output: {given.output} was not written: {error}") from error
     return 0 if holds else 1
 
 
@@ -155,7 +158,10 @@ def _read_state(path: str) -> dict[str, Any]:
     if path.endswith(".safetensors"):
         from safetensors.torch import load_file
 
-        return dict(load_file(path))
+        try:
+            return dict(load_file(path))
+        except Exception as error:
+            raise MigrationError(f"{path}: expected a safetensors file: {error}") from error
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import runpy
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -101,14 +102,16 @@ def recorded_options() -> Iterator[None]:
 def model_of_file(path: str, name: str) -> tuple[nn.Module, list[Found]]:
     """Runs a Python file; ``name`` in it is a module, or a function without arguments that returns one."""
     with recorded_options(), _as_a_program(path):
-        variables = runpy.run_path(path)
+        with _errors_of_file(path):
+            variables = runpy.run_path(path)
         if name not in variables:
             raise MigrationError(
                 f"{path}: expected a module or a function named {name} (--name), but there is none"
             )
         model = variables[name]
         if not isinstance(model, nn.Module) and callable(model):
-            model = model()
+            with _errors_of_file(path):
+                model = model()
     if not isinstance(model, nn.Module):
         raise MigrationError(
             f"{path}: expected {name} to be a module, but got {type(model).__name__}"
@@ -126,6 +129,33 @@ def _as_a_program(path: str) -> Iterator[None]:
         yield
     finally:
         sys.path[:], sys.argv[:] = before
+
+
+@contextmanager
+def _errors_of_file(path: str) -> Iterator[None]:
+    """Turns what the user's own code raises into a message that names its line."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if frame.filename == path]
+        line, said, inside = own[-1].lineno if own else None, str(error), ""
+        if isinstance(error, SyntaxError) and not own:
+            # The file does not parse, so no line of it ran.
+            line, said = error.lineno, error.msg
+        elif own and _beside(frames[-1].filename, path):
+            inside = f" (in {frames[-1].filename}:{frames[-1].lineno})"
+        place = path if line is None else f"{path}:{line}"
+        raise MigrationError(f"{place}: it raised {_named(error, said)}{inside}") from error
+
+
+def _beside(other: str, path: str) -> bool:
+    """Whether another file lies in the folder of a file: it is the user's, too, and its line says more."""
+    return other != path and Path(path).resolve().parent in Path(other).resolve().parents
+
+
+def _named(error: BaseException, said: str) -> str:
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def model_of_call(text: str) -> tuple[nn.Module, list[Found]]:
@@ -146,7 +176,10 @@ def model_of_call(text: str) -> tuple[nn.Module, list[Found]]:
     if name not in _names():
         raise MigrationError(f"--build: expected one of {', '.join(_names())}, but got {name}")
     with recorded_options():
-        model = getattr(_reference(), name)(*args, **options)
+        try:
+            model = getattr(_reference(), name)(*args, **options)
+        except Exception as error:
+            raise MigrationError(f"--build: {text} raised {_named(error, str(error))}") from error
     return model, quantizers_of(model)
 
 
@@ -178,7 +211,10 @@ def converted(found: Found, compat: bool | None = None) -> nn.Module:
     options = copy.deepcopy(found.options)
     if compat is not None:
         options["vqp_compat"] = compat
-    ours: nn.Module = cls(**options)
+    try:
+        ours: nn.Module = cls(**options)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise MigrationError(f"{found.call()}: {error}") from error
     state = {name: value.detach().clone() for name, value in found.module.state_dict().items()}
     ours.load_state_dict(state, strict=True)
     return ours.train(found.module.training)
