@@ -29,6 +29,7 @@ from torchvq._codebook.in_place import (
     OptimizerInCheckpoint,
     accumulate_gradients,
     average_gradients,
+    gradients_of,
     keep_optimizer_in_checkpoint,
     learns_in_place,
     optimizer_text,
@@ -311,14 +312,15 @@ class LatentQuantize(OptimizerInCheckpoint, nn.Module):
     def _step_in_place(self, latents: Tensor, values: list[Tensor], mask: Tensor | None) -> None:
         ranks = self._ranks()
         self._handshake(latents, ranks)
+        before = gradients_of(self.values_per_latent)
         with own_backward():
             latents = target_of(latents)
             loss = _ops.latent_quantize_features(latents, values, quantization=1.0, mask=mask)[2]
             accumulate_gradients(loss, self.values_per_latent)
         rows = latents.to(loss.dtype).reshape(1, -1, self.codebook_dim)
         row_mask = None if mask is None else mask.reshape(1, -1)
-        average_gradients(self.values_per_latent, rows, row_mask, ranks)
-        self.update_in_place_optimizer()
+        if average_gradients(before, rows, row_mask, ranks):
+            self.update_in_place_optimizer()
 
     def _handshake(self, latents: Tensor, ranks: Ranks) -> None:
         """Before the first step that ranks take together, compares options and gives all ranks the same values."""

@@ -1,13 +1,15 @@
-"""FSP, BinaryMapper and LatentQuantize on several ranks."""
+"""FSP, BinaryMapper, LatentQuantize and own optimizers on several ranks."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import pytest
 import torch
 from ranks import Ranks
 from torch import Tensor
 
-from torchvq import FSP, BinaryMapper, LatentQuantize
+from torchvq import FSP, BinaryMapper, LatentQuantize, VectorQuantize
 
 SHARES = [(20, 12), (1, 30), (0, 17), (0, 0)]
 
@@ -88,3 +90,43 @@ def test_in_place_step_is_that_of_all_tokens(two: Ranks, shares: tuple[int, ...]
     module(data()[: sum(shares)])
     for values in two.run(values_of_rank, shares):
         torch.testing.assert_close(values, [v.detach() for v in module.values_per_latent])
+
+
+def with_moments(kind: str) -> LatentQuantize | VectorQuantize:
+    torch.manual_seed(1)
+    adam = partial(torch.optim.Adam, lr=0.1)
+    if kind == "LatentQuantize":
+        return LatentQuantize([4, 3, 5], 3, channel_first=False, in_place_codebook_optimizer=adam)
+    by_gradient = dict(learnable_codebook=True, ema_update=False)
+    return VectorQuantize(3, 8, **by_gradient, in_place_codebook_optimizer=adam)
+
+
+def steps_of_rank(
+    rank: int, kind: str, steps: list[tuple[int, ...]], masked: bool
+) -> list[dict[str, Tensor]]:
+    """The state after each step, without the generator, which advances in each."""
+    module, states = with_moments(kind), []
+    for shares in steps:
+        x, mask = share_of(rank, shares).float()[None], None
+        if masked:
+            mask = (torch.arange(30) < shares[rank])[None]
+            x = torch.nn.functional.pad(x, (0, 0, 0, 30 - shares[rank]))
+        module(x, mask=mask)
+        state = module.state_dict().items()
+        states.append({key: value.clone() for key, value in state if not key.endswith("rng")})
+    return states
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("kind", ["LatentQuantize", "VectorQuantize"])
+def test_an_own_optimizer_steps_where_any_rank_has_a_token(
+    two: Ranks, kind: str, masked: bool
+) -> None:
+    steps = [(20, 12), (0, 0), (0, 17), (9, 0)]
+    answers = two.run(steps_of_rank, kind, steps, masked)
+    for own, other in zip(*answers, strict=True):
+        torch.testing.assert_close(own, other, rtol=0, atol=0)
+    first, without, second, third = answers[0]
+    torch.testing.assert_close(without, first, rtol=0, atol=0)
+    step = "in_place_codebook_optimizer.0.step"
+    assert [state[step].item() for state in (first, second, third)] == [1, 2, 3]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from torchvq import ResidualVQ, VectorQuantize
+from torchvq import LatentQuantize, ResidualVQ, VectorQuantize
 
 DIM, CODES = 8, 16
 OWN_OPTIMIZER = dict(
@@ -98,6 +98,57 @@ def test_an_own_optimizer_goes_on_after_inference_mode(
         module(data(2, 5), mask=mask)
         codes.append(next(module.parameters()).detach().clone())
     assert torch.equal(*codes)
+
+
+MOMENTS = {
+    "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "adam": partial(torch.optim.Adam, lr=0.1),
+}
+LEVELS = dict(levels=[5, 5], channel_first=False)
+
+
+@pytest.mark.parametrize("moments", MOMENTS)
+@pytest.mark.parametrize("nothing", ["no tokens", "all masked"])
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (VectorQuantize, {}),
+        (ResidualVQ, dict(num_quantizers=2)),
+        (ResidualVQ, dict(num_quantizers=2, shared_codebook=True)),
+        (LatentQuantize, LEVELS),
+    ],
+    ids=str,
+)
+def test_an_own_optimizer_learns_nothing_without_a_token(
+    cls: Any, options: dict[str, Any], nothing: str, moments: str
+) -> None:
+    own = OWN_OPTIMIZER | dict(in_place_codebook_optimizer=MOMENTS[moments])
+    if cls is LatentQuantize:
+        module = LatentQuantize(dim=DIM, in_place_codebook_optimizer=MOMENTS[moments], **options)
+    else:
+        module = make(cls, **own, **options)
+    module(data(2, 5))
+    before = deepcopy(module.state_dict())
+    if nothing == "no tokens":
+        module(data(0, 5))
+    else:
+        module(data(2, 5), mask=torch.zeros(2, 5, dtype=torch.bool))
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert before.keys() == module.state_dict().keys()
+    # A generator advances in every step.
+    changed = [k for k, v in module.state_dict().items() if not torch.equal(v, before[k])]
+    assert not [name for name in changed if not name.endswith("rng")]
+
+
+def test_a_manual_step_after_a_batch_without_tokens_moves_nothing() -> None:
+    own = OWN_OPTIMIZER | dict(in_place_codebook_optimizer=MOMENTS["momentum"])
+    module = make(**own, manual_in_place_optimizer_update=True)
+    module(data(2, 5))
+    module.update_in_place_optimizer()
+    before = module.codebook.clone()
+    module(data(0, 5))
+    module.update_in_place_optimizer()
+    assert torch.equal(module.codebook, before)
 
 
 # Calls that fail in the caller's code ------------------------------------------------------------------------------

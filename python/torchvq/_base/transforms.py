@@ -7,12 +7,25 @@ from torch.autograd import forward_ad
 from torchvq._base.ranks import distributed_training
 from torchvq._base.torch_private import inside_reentrant_checkpoint, is_mapped, unmapped
 
-__all__ = ["is_known", "is_mapped", "reads_at_once", "shared_flag", "takes_gradient", "version_of"]
+__all__ = [
+    "has_values",
+    "is_known",
+    "is_mapped",
+    "reads_at_once",
+    "shared_flag",
+    "takes_gradient",
+    "version_of",
+]
 
 
 def reads_at_once(tensor: Tensor) -> bool:
     """Whether Python reads the values of a tensor without waiting for a device; not under compilers."""
     return type(tensor) is Tensor and tensor.device.type == "cpu" and not is_mapped(tensor)
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether Python can read the values of a tensor, if need be after a wait; not of fake ones, nor on "meta"."""
+    return type(tensor) is Tensor and not tensor.is_meta and not is_mapped(tensor)
 
 
 def takes_gradient(tensor: Tensor) -> bool:

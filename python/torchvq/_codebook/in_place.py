@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchvq._base.ranks import Ranks
 from torchvq._base.sharded import keep_in_shards
-from torchvq._base.transforms import is_mapped
+from torchvq._base.transforms import has_values, is_mapped
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -67,17 +67,34 @@ def learns_in_place(
     return any(parameter.requires_grad for parameter in codebook.parameters())
 
 
+def gradients_of(codebook: nn.Module) -> dict[nn.Parameter, Tensor | None]:
+    """The gradients before a step, for ``average_gradients``."""
+    return {parameter: parameter.grad for parameter in codebook.parameters()}
+
+
 def average_gradients(
-    codebook: nn.Module, tokens: Tensor, mask: Tensor | None, ranks: Ranks
-) -> None:
-    """Turns gradients of each rank's mean loss into those of the mean over the tokens (H, T, D) of all ranks."""
-    if ranks.alone:
-        return
-    parameters = [parameter for parameter in codebook.parameters() if parameter.grad is not None]
-    gradients = [parameter.grad for parameter in parameters]
-    averages = _ops.average_gradients(gradients, tokens, mask=mask, **ranks.named())
-    for parameter, average in zip(parameters, averages, strict=True):
-        parameter.grad = average
+    before: dict[nn.Parameter, Tensor | None], tokens: Tensor, mask: Tensor | None, ranks: Ranks
+) -> bool:
+    """Turns gradients of each rank's mean loss into those of the mean over the tokens (H, T, D) of all ranks.
+
+    Returns whether there is any token, the same on all ranks. If not, the gradients are those before again, and the
+    optimizer must not step: with moments or decay it would move codes by gradients of zero, too.
+    """
+    # What sizes tell needs no value of a tensor, for which a GPU would have to wait.
+    certain = mask is None and tokens.shape[0] * tokens.shape[1] > 0
+    anywhere = tokens.new_zeros(()) if mask is None else mask.any()
+    if not ranks.alone:
+        parameters = [parameter for parameter in before if parameter.grad is not None]
+        # The mean of ones over the tokens of all ranks is 1, or 0 if there is none.
+        gradients = [*(parameter.grad for parameter in parameters), torch.ones_like(anywhere)]
+        *averages, anywhere = _ops.average_gradients(gradients, tokens, mask=mask, **ranks.named())
+        for parameter, average in zip(parameters, averages, strict=True):
+            parameter.grad = average
+    learns = certain or not has_values(anywhere) or bool(anywhere)
+    if not learns:
+        for parameter, gradient in before.items():
+            parameter.grad = gradient
+    return learns
 
 
 def in_place_step(
@@ -91,9 +108,10 @@ def in_place_step(
         target, mask = target_of(projected), None if mask is None else target_of(mask)
         _, _, codes, inputs = _ops.quantize(target, codebook, state.rng, estimator="none")
         loss: Tensor = _ops.commitment_loss(inputs, codes, mask=mask)
+        before = gradients_of(state)
         accumulate_gradients(loss, state)
-    average_gradients(state, target, mask, ranks)
-    if not vq.manual_in_place_optimizer_update:
+    learns = average_gradients(before, target, mask, ranks)
+    if learns and not vq.manual_in_place_optimizer_update:
         vq.update_in_place_optimizer()
     state.record_embed()
     return loss.detach()

@@ -18,6 +18,7 @@ from torchvq._codebook.in_flight import StepInFlight, may_overlap
 from torchvq._codebook.in_place import (
     accumulate_gradients,
     average_gradients,
+    gradients_of,
     learns_in_place,
     own_backward,
     target_of,
@@ -194,6 +195,7 @@ def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: StackReque
     if not learns_in_place(rvq, codebook) or codebook.replaying:
         return
     head_mask = None if request.mask is None else rvq.layout.split_mask(request.mask)
+    before = gradients_of(codebook)
     with own_backward():
         residual = target_of(inputs)
         head_mask = None if head_mask is None else target_of(head_mask)
@@ -208,8 +210,8 @@ def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: StackReque
             loss: Tensor = _ops.commitment_loss(compared, codes, mask=mask)
             accumulate_gradients(loss, codebook)
             residual = residual - codes.detach()
-    average_gradients(codebook, residual, head_mask, request.ranks)
-    if not first.manual_in_place_optimizer_update:
+    learns = average_gradients(before, residual, head_mask, request.ranks)
+    if learns and not first.manual_in_place_optimizer_update:
         rvq.update_in_place_optimizer()
     codebook.record_embed()
 
