@@ -12,11 +12,11 @@ from torchvq._base.affine_map import AFFINE_FLAGS, AFFINE_STATE, AffineMap
 from torchvq._base.ema_weight import EmaWeight, Statistics, weight_of
 from torchvq._base.kept_statistics import KeptStatistics
 from torchvq._base.options import keep_values
-from torchvq._base.random_state import fresh_rng
+from torchvq._base.random_state import DrawsBesideState, fresh_rng
 from torchvq._base.ranks import ALONE, Ranks
 from torchvq._base.replay import Replayed
 from torchvq._base.sharded import keep_in_shards
-from torchvq._base.transforms import is_known, is_mapped, shared_flag, version_of
+from torchvq._base.transforms import has_values, is_known, is_mapped, shared_flag, version_of
 from torchvq._base.wide_buffers import HALF, wide_dtype
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _ops = torch.ops.torchvq
 _AVERAGES = ("cluster_size", "embed_avg", "cooldown", "replaced")
 
 
-class Codebook(Replayed, AffineMap, KeptStatistics):
+class Codebook(Replayed, AffineMap, KeptStatistics, DrawsBesideState):
     """State of one or several codebooks (``H`` of them, each ``K`` codes of ``D`` features).
 
     ==================  ==========  =============================================================
@@ -182,10 +182,10 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
             # Compiled code cannot read the flag, and is guarded by the value that is known.
             return self._initialised
         # Other code may write to the flag (a broadcast, an average of models), or replace it (functional_call).
-        flag = self._buffers["initted"]
-        if type(flag) is Tensor and not flag.is_meta and not is_known(flag, self._initialised_flag):
-            if is_mapped(flag):
-                return shared_flag(flag)
+        flag: Any = self._buffers["initted"]
+        if is_mapped(flag):
+            return shared_flag(flag)
+        if not is_known(flag, self._initialised_flag) and has_values(flag):
             self._initialised = bool(flag)
             # No step resets it, so True needs no further read of the tensor, for which a GPU would have to wait.
             self._initialised_flag = (flag, version_of(flag)) if self._initialised else None
@@ -287,7 +287,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         _ops.initialise_codebook_(
             *state,
             x.detach(),
-            self.rng,
+            self.step_rng,
             mask=mask,
             iterations=self.kmeans_iters,
             metric=self.metric,
@@ -329,7 +329,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         """
         if self._replay is not None or not self.learns(ema_update or accumulate):
             return None
-        tokens = dict(rng=[self.rng], x=[self.raw_inputs(x)], indices=[indices])
+        tokens = dict(rng=[self.step_rng], x=[self.raw_inputs(x)], indices=[indices])
         tokens["mask"] = [] if mask is None else [mask]
         counts: Tensor | None = None
         statistics: Sequence[Tensor] = []
@@ -414,7 +414,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         """Replaces dead codes by tokens (H, T, D), without learning from these tokens; needs a threshold."""
         _ops.expire_codes_(
             self.state(),
-            [self.rng],
+            [self.step_rng],
             [self.raw_inputs(x)],
             eps=self.eps,
             metric=self.metric,

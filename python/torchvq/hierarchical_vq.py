@@ -16,7 +16,7 @@ from torchvq._base.joined import without_autocast
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect
 from torchvq._base.ranks import group_of, ranks_of
-from torchvq._base.transforms import is_mapped
+from torchvq._base.transforms import reads_at_once
 from torchvq._base.wide_buffers import HALF, WideBuffers
 from torchvq._codebook.messages import agree_in_stack
 from torchvq._codebook.stats import CodebookStats, stats_of
@@ -340,9 +340,7 @@ class HierarchicalVQ(WideBuffers):
             self.nested_dropout,
             self.nested_dropout_min_levels,
         )
-        if torch.compiler.is_compiling() or is_mapped(depth) or depth.device.type != "cpu":
-            return depth
-        return int(depth)
+        return depth if torch.compiler.is_compiling() or not reads_at_once(depth) else int(depth)
 
     def _cutoff(self, depth: int | Tensor) -> int | Tensor | None:
         if isinstance(depth, Tensor):

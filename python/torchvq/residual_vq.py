@@ -399,7 +399,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
 
     def _level_rng(self, level: int) -> Tensor:
         """The generator of a level; levels that share a codebook, and so its generator, need different draws."""
-        rng = self.levels[level]._codebook.rng
+        rng = self.levels[level]._codebook.step_rng
         if level == 0 or not self.shared_codebook:
             return rng
         return torch.stack([rng[0] + level, rng[1]])

@@ -25,6 +25,25 @@ def fresh_rng() -> Tensor:
     return rng if device.type == "meta" else rng.to(device)
 
 
+def rng_beside(x: Tensor, rng: Tensor) -> Tensor:
+    """The generator for draws beside x: a constructor on "meta" leaves it on the CPU, where it keeps its seed, but
+    operators take tensors of one device, and on "meta" no values of it.
+    """
+    return rng.to("meta") if x.is_meta else rng
+
+
+class DrawsBesideState:
+    """A module with a generator, and with state that says on which device it draws."""
+
+    rng: Tensor
+    cluster_size: Tensor
+
+    @property
+    def step_rng(self) -> Tensor:
+        """The generator for the operators of a step."""
+        return rng_beside(self.cluster_size, self.rng)
+
+
 class Step:
     """Record of a checkpointed forward for its recomputation: its generator, and the totals over ranks."""
 

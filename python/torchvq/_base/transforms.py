@@ -25,7 +25,10 @@ def reads_at_once(tensor: Tensor) -> bool:
 
 def has_values(tensor: Tensor) -> bool:
     """Whether Python can read the values of a tensor, if need be after a wait; not of fake ones, nor on "meta"."""
-    return type(tensor) is Tensor and not tensor.is_meta and not is_mapped(tensor)
+    if type(tensor) is not Tensor or tensor.is_meta or is_mapped(tensor):
+        return False
+    # In the mode of fake tensors every result is one, so the values of real ones cannot be read either.
+    return type(tensor.detach()) is Tensor
 
 
 def takes_gradient(tensor: Tensor) -> bool:

@@ -45,7 +45,7 @@ def step_lists(
     """The list arguments of operators that learn codebooks: state, rng, x, indices, mask."""
     return (
         [tensor for codebook in codebooks for tensor in codebook.state()],
-        [codebook.rng for codebook in codebooks],
+        [codebook.step_rng for codebook in codebooks],
         [own.raw_inputs(part.inputs) for own, part in zip(codebooks, tokens, strict=False)],
         [part.indices for part in tokens],
         [part.mask for part in tokens if part.mask is not None],

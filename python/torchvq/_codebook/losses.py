@@ -129,7 +129,7 @@ def orthogonal_loss(vq: "VectorQuantize", indices: Tensor) -> Tensor:
         vq._codebook.settled_embed(),
         indices=indices if vq.orthogonal_reg_active_codes_only else None,
         max_codes=vq.orthogonal_reg_max_codes,
-        rng=vq._codebook.rng,
+        rng=vq._codebook.step_rng,
     )
     return loss
 

@@ -42,7 +42,7 @@ def choose(
     quantized, indices, codes, inputs = _ops.quantize(
         projected,
         codebook,
-        noise_rng(vq._codebook.rng if rng is None else rng, request.ranks),
+        noise_rng(vq._codebook.step_rng if rng is None else rng, request.ranks),
         mask=mask,
         topk=request.topk,
         metric=vq._codebook.metric,

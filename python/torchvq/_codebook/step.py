@@ -96,7 +96,7 @@ def _train(
         x,
         codes,
         codebook.state(),
-        codebook.rng,
+        codebook.step_rng,
         vq.step_counts,
         **without_defaults("vector_quantize_", arguments),
     )

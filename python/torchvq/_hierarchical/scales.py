@@ -174,7 +174,7 @@ def _choose_scale(
     projected, mask = _as_one(tokens), None if cell_mask is None else cell_mask.view(1, -1)
     if not hvq.shared_codebook:
         prepare(vq, projected, mask, request.frozen, request.ranks)
-    rng = vq._codebook.rng
+    rng = vq._codebook.step_rng
     draws = vq.stochastic_sample_codes or vq.directional_reparam
     if hvq.shared_codebook and index > 0 and draws:
         # Scales that share a codebook, and so its generator, need different draws.

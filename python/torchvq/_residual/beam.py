@@ -73,7 +73,7 @@ def prepare_levels(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -
             codes = _ops.quantize(
                 residual,
                 codebook.codes().detach(),
-                codebook.rng,
+                codebook.step_rng,
                 metric=codebook.metric,
                 estimator="none",
             )[2]

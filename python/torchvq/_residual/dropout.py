@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base.torch_private import constant_in_graphs
-from torchvq._base.transforms import is_mapped
+from torchvq._base.transforms import reads_at_once
 
 _ops = torch.ops.torchvq
 
@@ -34,12 +34,10 @@ def _last_level(seed: int, cutoff_index: int, levels: int) -> int:
 def drawn_depth(rng: Tensor, levels: int, cutoff_index: int, multiple_of: int) -> int | Tensor:
     """The same distribution from the counter-based generator (seed, step), so that ranks agree without communication.
 
-    An int if reading it costs nothing. Under compilers and torch.vmap, and on devices that would have to be waited for,
-    a 0-d tensor: then all levels are computed and the dropped ones masked.
+    An int if reading it costs nothing. Under compilers, torch.vmap and fake tensors, and on devices that would have to
+    be waited for, a 0-d tensor: then all levels are computed and the dropped ones masked.
     """
     uniform = _ops.random_uniform(rng, _QUANTIZE_DROPOUT, [1], dtype=torch.float64)[0]
     depth = (uniform * (levels - cutoff_index)).long() + cutoff_index + 1
     depth = (((depth + multiple_of - 1) // multiple_of) * multiple_of).clamp(max=levels)
-    if torch.compiler.is_compiling() or is_mapped(depth) or depth.device.type != "cpu":
-        return depth
-    return int(depth)
+    return depth if torch.compiler.is_compiling() or not reads_at_once(depth) else int(depth)

@@ -226,7 +226,7 @@ def _estimate_stack(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, ranks: Ran
         inputs,
         total,
         name,
-        noise_rng(first._codebook.rng, ranks),
+        noise_rng(first._codebook.step_rng, ranks),
         variance=first.directional_reparam_variance,
         sync_update_v=first.sync_update_v if rvq.training else 0.0,
     )

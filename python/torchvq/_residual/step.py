@@ -92,7 +92,7 @@ def step_at_once(
         tokens,
         searched,
         [tensor for learning in own for tensor in learning.state()],
-        [learning.rng for learning in own],
+        [learning.step_rng for learning in own],
         [level.step_counts for level in levels],
         **without_defaults("residual_quantize_", options),
     )

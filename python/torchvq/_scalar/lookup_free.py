@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base.projection import projects_nothing
-from torchvq._base.random_state import Step
+from torchvq._base.random_state import Step, rng_beside
 from torchvq._base.ranks import (
     ALONE,
     Ranks,
@@ -74,7 +74,7 @@ def step(lfq: "LFQ", x: Tensor, request: Request) -> tuple[Found, list[Tensor]]:
         x,
         mask=request.mask,
         rotation=lfq._buffers.get("orthogonal_rot"),
-        rng=request.rng,
+        rng=None if request.rng is None else rng_beside(x, request.rng),
         totals=list(request.totals),
         codebooks=lfq.num_codebooks,
         channel_first=request.channel_first,
