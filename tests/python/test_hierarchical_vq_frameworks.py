@@ -47,6 +47,8 @@ def test_autocast_changes_nothing():
         dict(stochastic_sample_codes=True),
         dict(orthogonal_reg_weight=0.5),
         dict(vqp_compat=True),
+        dict(vqp_compat=True, orthogonal_reg_weight=0.5),
+        dict(vqp_compat=True, orthogonal_reg_weight=0.5, nested_dropout=0.7),
     ],
     ids=str,
 )

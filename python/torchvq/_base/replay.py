@@ -30,10 +30,12 @@ class Replay:
         self.initialised = initialised  # when the step began
         self.buffers: dict[str, Tensor | None] = {}
         self.embed: Tensor | None = None
-        # Codes that are a parameter, if averages moved them in the step.
-        self.settled: Tensor | None = None
+        # Codes that are a parameter, if averages moved them in the step, after each update of the step.
+        self.settled: list[Tensor] = []
         self.totals: list[Tensor] = []
+        # Codes of each search, if the step moves codes between searches.
         self.searched: list[Tensor] = []
+        self.search = 0  # the search whose codes a recomputation uses
 
     def capture(self, codebook: "Codebook") -> None:
         """Copies the state at the beginning of the search."""
@@ -43,8 +45,9 @@ class Replay:
         if isinstance(codebook.embed, nn.Parameter):
             self.embed = codebook.embed.detach().clone()
 
-    def put_codes(self, codes: Tensor) -> None:
-        """Replaces the codes for the rest of the recomputation."""
+    def put_codes_of(self, search: int) -> None:
+        """Replaces the codes by those of a later search in the step."""
+        self.search, codes = search, self.searched[search]
         if self.embed is None:
             self.buffers["embed"] = codes
         else:
@@ -184,7 +187,7 @@ class Replayed:
             yield
             moved = version_of(self.embed) != before
             if self._recording is not None and moved and isinstance(self.embed, nn.Parameter):
-                record.settled = self.embed.detach().clone()
+                record.settled = [*record.searched[1:], self.embed.detach().clone()]
         finally:
             self._recording = None
 
@@ -211,17 +214,18 @@ class Replayed:
     def search_in_turn(self, number: int) -> None:
         """Records, or in a recomputation restores, the codes of one search, if a step moves codes between searches."""
         if self._replay is not None:
-            self._replay.put_codes(self._replay.searched[number])
+            self._replay.put_codes_of(number)
         elif self._recording is not None:
             self._recording.searched.append(self.embed.detach().clone())
 
     def settled_embed(self) -> Tensor:
-        """The codes after the step, of which losses are taken; in a recomputation those that the step left, with the
-        gradient of the parameter.
+        """The codes after an update, of which losses are taken; in a recomputation those that it left in the step, with
+        the gradient of the parameter.
         """
-        if self._replay is None or self._replay.settled is None:
+        if self._replay is None or not self._replay.settled:
             return self.embed
-        codes: Tensor = _Settled.apply(self._replay.settled, self.embed)  # type: ignore[no-untyped-call]
+        settled = self._replay.settled[self._replay.search]
+        codes: Tensor = _Settled.apply(settled, self.embed)  # type: ignore[no-untyped-call]
         return codes
 
     def record_totals(self, totals: list[Tensor]) -> None:
