@@ -286,3 +286,16 @@ def test_a_mask_per_item_covers_its_positions(shape):
             assert torch.equal(found, right)
     with pytest.raises(ValueError, match="expected mask to have shape"):
         build()(x, mask=torch.ones(2, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_exported_images_may_have_any_size(masked: bool) -> None:
+    """A mask of flat positions is told from one of rows and columns without fixing the sizes."""
+    module = ResidualLFQ(dim=4, num_quantizers=2, codebook_size=16, channel_first=True).eval()
+    free = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)
+    arguments = (torch.randn(2, 4, 3, 5), torch.ones(2, 3, 5, dtype=torch.bool))
+    dynamic = (free, dict.fromkeys((0, 1, 2), torch.export.Dim.DYNAMIC))
+    count = 2 if masked else 1
+    exported = torch.export.export(module, arguments[:count], dynamic_shapes=dynamic[:count])
+    others = (torch.randn(3, 4, 6, 2), torch.rand(3, 6, 2) > 0.3)[:count]
+    assert torch.equal(exported.module()(*others).indices, module(*others).indices)

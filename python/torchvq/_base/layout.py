@@ -1,5 +1,6 @@
 """The order of batch, positions, features and heads in the inputs and outputs of a quantizer."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -74,10 +75,12 @@ class Layout(NamedTuple):
     def mask_of_items(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
         """``token_mask`` for modules that also take a mask of items, (B,), or of flat positions, (B, N)."""
         positions = self.positions(x)
-        if mask is not None and positions and mask.shape == x.shape[:1]:
+        if mask is None:
+            return None
+        if positions and mask.shape == x.shape[:1]:
             mask = mask.reshape(-1, *[1] * len(positions)).expand(-1, *positions)
-        flat = len(positions) > 1 and (x.shape[0], positions.numel())
-        if mask is not None and mask.shape == flat:
+        # Not `positions.numel()`, by which compilers fix all sizes.
+        if len(positions) > 1 and mask.shape == (x.shape[0], math.prod(positions)):
             mask = mask.reshape(x.shape[0], *positions)
         return self.token_mask(x, mask, None)
 
