@@ -12,6 +12,8 @@ from classes import ROWS, Seen
 from kinds import one_of_each
 from torch import Tensor, nn
 
+from support import assert_close_to_rounding
+
 # Sizes of batch, length (height), width: none as exported, and one of a single vector.
 SIZES = [(6, 11, 5), (1, 1, 1), (2, 13, 7)]
 # Their output is not a function of indices.
@@ -121,6 +123,14 @@ class Together(nn.Module):
         return seen.quantized, seen.indices, decoded
 
 
+def close_to_rounding(actual: Tensor, expected: Tensor) -> bool:
+    try:
+        assert_close_to_rounding(actual, expected)
+    except AssertionError:
+        return False
+    return True
+
+
 LEARNED = [row for row in ROWS if "vq" in row]
 FIXED = [row for row in ROWS if row not in LEARNED]
 
@@ -149,7 +159,7 @@ def test_packages(rows: list[str], cell: Cell, tmp_path: Path) -> None:
         with torch.no_grad():
             pairs = zip(package(tokens, images), module(tokens, images), strict=True)
         for row, (actual, expected) in zip(rows, pairs, strict=True):
-            same = torch.equal(actual[1], expected[1])
-            near = all(map(torch.allclose, (actual[0], actual[2]), (expected[0], expected[2])))
-            failed += [] if same and near else [(row, batch, first, second)]
+            # The compiler may lay out images channels-last, which torch's convolution rounds differently.
+            near = all(map(close_to_rounding, actual, expected))
+            failed += [] if near else [(row, batch, first, second)]
     assert not failed
