@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from torchvq._base.added_state import ADDED_STATE, default_of
+from torchvq._base.added_state import AddedState
 from torchvq._base.affine_map import AFFINE_FLAGS, AFFINE_STATE, AffineMap
 from torchvq._base.ema_weight import EmaWeight, Statistics, weight_of
 from torchvq._base.kept_statistics import KeptStatistics
@@ -29,7 +30,7 @@ _ops = torch.ops.torchvq
 _AVERAGES = ("cluster_size", "embed_avg", "cooldown", "replaced")
 
 
-class Codebook(Replayed, AffineMap, KeptStatistics, DrawsBesideState):
+class Codebook(Replayed, AffineMap, AddedState, KeptStatistics, DrawsBesideState):
     """State of one or several codebooks (``H`` of them, each ``K`` codes of ``D`` features).
 
     ==================  ==========  =============================================================
@@ -476,25 +477,15 @@ class Codebook(Replayed, AffineMap, KeptStatistics, DrawsBesideState):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_initialised_flag": None}  # a copy reads its own flag
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
-    ) -> None:
-        missing: list[str] = args[1]
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
-        # Savers that drop further names of a tensor store a shared codebook only under its first name.
-        elsewhere = not any(key.startswith(prefix) for key in state_dict)
-        for name in ADDED_STATE:
-            if prefix + name in missing and name in self._buffers and not elsewhere:
-                missing.remove(prefix + name)
-                self._buffers[name] = default_of(
-                    name, self.get_buffer(name), self.cluster_size.device
-                )
-                if prefix + name.removesuffix("_needs_init") in state_dict:
-                    # The reference has no flag for statistics that it creates in its first step.
-                    self._buffers[name] = torch.zeros_like(self.initted)
-        for name, buffer in self._buffers.items():
-            if buffer is not None and buffer.dtype in HALF:
-                self._buffers[name] = buffer.float()
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._state_was_loaded()
+
+    def complete_load(self, lacking: AbstractSet[str]) -> None:
+        super().complete_load(lacking)
+        self._state_was_loaded()
+
+    def _state_was_loaded(self) -> None:
         self._pending = None
         self._initialised_flag = None
         self._initialised = self.initialised  # read now, for compilers

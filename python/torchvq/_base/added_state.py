@@ -1,15 +1,55 @@
 """State that this package adds to the reference's: a checkpoint without it loads with the defaults."""
 
+from collections.abc import Set as AbstractSet
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from torchvq._base.affine_map import AFFINE_FLAGS, AFFINE_STATE
 from torchvq._base.random_state import fresh_rng
+from torchvq._base.wide_buffers import WideBuffers
 
 ADDED_STATE = ("rng", "cooldown", *AFFINE_STATE, *AFFINE_FLAGS)
 
 
-def default_of(name: str, buffer: Tensor, device: torch.device) -> Tensor:
+class AddedState(WideBuffers):
+    """A codebook, which has some or all of the entries ``ADDED_STATE``."""
+
+    rng: Tensor
+    cluster_size: Tensor
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
+        missing: list[str] = args[1]
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        # Savers that drop further names of a tensor store a shared codebook only under its first name.
+        if any(key.startswith(prefix) for key in state_dict):
+            lacking = {name for name in ADDED_STATE if prefix + name in missing}
+            for name in lacking:
+                missing.remove(prefix + name)
+            self._take_defaults(lacking)
+        self.widen()
+
+    def complete_load(self, lacking: AbstractSet[str]) -> None:
+        super().complete_load(lacking)
+        if "rng" in lacking:
+            # The seed that was drawn at construction is lost.
+            self._buffers["rng"] = self.rng.to("meta")
+        self._take_defaults(lacking & set(ADDED_STATE))
+
+    def _take_defaults(self, lacking: AbstractSet[str]) -> None:
+        device = self.cluster_size.device
+        for name in lacking:
+            fresh = _default_of(name, self.get_buffer(name), device)
+            if name in AFFINE_FLAGS and name.removesuffix("_needs_init") not in lacking:
+                # The reference has no flag for statistics that it creates in its first step.
+                fresh = torch.zeros_like(fresh)
+            self._buffers[name] = fresh
+
+
+def _default_of(name: str, buffer: Tensor, device: torch.device) -> Tensor:
     """The default value of a buffer that a checkpoint lacks."""
     if name == "rng":
         # Keep a seed that was drawn at construction; on the meta device none could be, so draw it now.

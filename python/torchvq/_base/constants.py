@@ -1,6 +1,7 @@
 """Buffers whose values follow from the options. No checkpoint holds them; they are restored after the meta device."""
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,10 @@ class ConstantBuffers(WideBuffers):
         super()._apply(fn, recurse)
         self.restore_constants()
         return self
+
+    def complete_load(self, lacking: AbstractSet[str]) -> None:
+        super().complete_load(lacking)
+        self.restore_constants()
 
 
 def materialise_constants(module: nn.Module, _: object = None) -> None:

@@ -1,6 +1,7 @@
 """State of a module besides its parameters: a random number generator, and float32 buffers."""
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +12,6 @@ from torchvq._base.checkpointing import is_checkpointed
 from torchvq._base.constants import ConstantBuffers
 from torchvq._base.options import keep_values
 from torchvq._base.replay import StepRecords
-from torchvq._base.wide_buffers import HALF
 
 _ops = torch.ops.torchvq
 
@@ -127,6 +127,10 @@ class RandomState(ConstantBuffers):
             rng = fresh_rng() if self.rng.is_meta else self.rng
             rng[1] = 0
             self._buffers["rng"] = rng
-        for name, buffer in self._buffers.items():
-            if buffer is not None and buffer.dtype in HALF:
-                self._buffers[name] = buffer.float()
+        self.widen()
+
+    def complete_load(self, lacking: AbstractSet[str]) -> None:
+        super().complete_load(lacking)
+        if "rng" in lacking:
+            # The seed that was drawn at construction is lost.
+            self._buffers["rng"] = fresh_rng().to(self.rng.device)

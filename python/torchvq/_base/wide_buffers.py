@@ -1,10 +1,13 @@
 """Buffers that stay float32 under a cast to half precision, in which averages stall and tables lose their values."""
 
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from torchvq._base.marked_load import MarkedLoad
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -34,7 +37,7 @@ def keeps_dtype(old: Tensor, new: Tensor) -> bool:
     return new.dtype != old.dtype and (new.dtype in HALF or not old.is_floating_point())
 
 
-class WideBuffers(nn.Module):
+class WideBuffers(MarkedLoad):
     """A module whose own float buffers stay float32 (float64 once the module was made double), and whose other buffers
     keep their dtype.
     """
@@ -44,6 +47,20 @@ class WideBuffers(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, old in before.items():
             new = self._buffers[name]
-            if old is not None and new is not None and keeps_dtype(old, new):
+            if old is None or new is None:
+                continue
+            if keeps_dtype(old, new):
                 self._buffers[name] = old.to(new.device)
+            if old.is_meta and not new.is_meta:
+                self._awaits_values = False
         return self
+
+    def widen(self) -> None:
+        """Makes half-precision buffers float32, which a loader has assigned."""
+        for name, buffer in self._buffers.items():
+            if buffer is not None and buffer.dtype in HALF:
+                self._buffers[name] = buffer.float()
+
+    def complete_load(self, lacking: AbstractSet[str]) -> None:
+        super().complete_load(lacking)
+        self.widen()
