@@ -1,6 +1,6 @@
-"""Models that Hugging Face transformers loads: `from_pretrained` assigns tensors and calls no method of ours.
+"""Models that Hugging Face transformers or diffusers load, which assign tensors and call no method of ours.
 
-The library is no dependency of the tests; `from_pretrained` below makes the same assignments.
+transformers is no dependency of the tests; `from_pretrained` below makes the same assignments.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from classes import ROWS, build
+from classes import ROWS, build, data, forward
 from framework_steps import assert_goes_on_like, construct, same, sgd, train
 from test_frameworks_reference import reference
 from torch import Tensor, nn
@@ -108,3 +108,20 @@ def test_a_copy_of_a_loaded_module_keeps_its_mark() -> None:
     module = from_pretrained(lambda: construct("vq"), build("vq").state_dict())
     assert all(getattr(part, MARK) for part in copy.deepcopy(module).modules())
     assert not getattr(construct("vq"), MARK)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_buffers_that_a_loader_made_half(row: str) -> None:
+    """As diffusers' loader with `torch_dtype`: it casts the tensors, not the module, and ends with `eval()`."""
+    module = build(row)
+    for part in module.modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and tensor.is_floating_point():
+                    cast = tensor.detach().bfloat16()
+                    tensors[name] = nn.Parameter(cast) if tensors is part._parameters else cast
+    module.eval()
+    assert all(tensor.dtype != torch.bfloat16 for tensor in module.buffers())
+    for step in range(2):
+        found = forward(module.train(), data(row, step, dtype=torch.bfloat16))
+        assert found.loss.isfinite().all()

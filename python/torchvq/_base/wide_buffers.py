@@ -3,11 +3,14 @@
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from torchvq._base.marked_load import MarkedLoad
+
+_Module = TypeVar("_Module", bound="WideBuffers")
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -56,10 +59,15 @@ class WideBuffers(MarkedLoad):
         return self
 
     def widen(self) -> None:
-        """Makes half-precision buffers float32, which a loader has assigned."""
+        """Makes buffers float32 that a loader has assigned in half precision."""
         for name, buffer in self._buffers.items():
             if buffer is not None and buffer.dtype in HALF:
                 self._buffers[name] = buffer.float()
+
+    def train(self: _Module, mode: bool = True) -> _Module:
+        """As for any module. Loaders such as diffusers' write half precision into buffers, and end with ``eval()``."""
+        self.widen()
+        return super().train(mode)
 
     def complete_load(self, lacking: AbstractSet[str]) -> None:
         super().complete_load(lacking)
