@@ -69,6 +69,9 @@ class Codebook(Replayed, AffineMap, AddedState, KeptStatistics, DrawsBesideState
     manual_ema_update: bool
     vqp_compat: bool
     overlap_sync: bool
+    # Kept here, where the reference has them, for its users who set them while they train.
+    ema_update: bool
+    sample_codebook_temp: float
 
     #: The step whose message is in flight; see ``_codebook/in_flight.py``.
     step_in_flight: "StepInFlight | None"
@@ -99,6 +102,8 @@ class Codebook(Replayed, AffineMap, AddedState, KeptStatistics, DrawsBesideState
         vqp_compat: bool = False,
         sync_every: int = 1,
         overlap_sync: bool = False,
+        ema_update: bool = True,
+        sample_codebook_temp: float = 1.0,
     ) -> None:
         super().__init__()
         keep_values(
@@ -118,6 +123,8 @@ class Codebook(Replayed, AffineMap, AddedState, KeptStatistics, DrawsBesideState
             affine_param_codebook_decay=affine_param_codebook_decay,
             vqp_compat=vqp_compat,
             overlap_sync=overlap_sync,
+            ema_update=ema_update,
+            sample_codebook_temp=sample_codebook_temp,
             # State between steps.
             step_in_flight=None,
             _initialised=not kmeans_init,

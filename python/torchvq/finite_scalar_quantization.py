@@ -181,8 +181,11 @@ class FSQ(RandomState):
 
     def _noise_of(self) -> AbstractContextManager[Tensor | None]:
         """The generator of a training forward, where it draws noise."""
-        noisy = self.training and self.noise_dropout > 0
-        return self.step_of() if noisy else nullcontext()
+        if not (self.training and self.noise_dropout > 0):
+            return nullcontext()
+        condition = "given to the constructor, which makes the generator of the noise"
+        expect("FSQ", "rng" in self._buffers, "noise_dropout", condition, "set on the module")
+        return self.step_of()
 
     def quantize_tokens(
         self,

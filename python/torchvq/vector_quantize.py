@@ -236,7 +236,6 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
             has_codebook_diversity_loss=codebook_diversity_loss_weight > 0.0,
             codebook_diversity_temperature=codebook_diversity_temperature,
             stochastic_sample_codes=stochastic_sample_codes,
-            sample_codebook_temp=sample_codebook_temp,
             straight_through=straight_through,
             rotation_trick=rotates,
             directional_reparam=directional_reparam,
@@ -247,7 +246,6 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
             route_gradients_to_input=route_gradients_to_input,
             manual_in_place_optimizer_update=manual_in_place_optimizer_update,
             vqp_compat=vqp_compat_of(vqp_compat),
-            _ema_update=moves,
         )
 
         codebook_dim = dim if codebook_dim is None else codebook_dim
@@ -277,6 +275,8 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
             vqp_compat=self.vqp_compat,
             sync_every=sync_every,
             overlap_sync=overlap_sync,
+            ema_update=moves,
+            sample_codebook_temp=sample_codebook_temp,
         )
         keep_counts(self)
         self.in_place_codebook_optimizer: Optimizer | None = None
@@ -342,7 +342,7 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
         asked = indices is not None or topk is not None or codebook_transform_fn is not None
         if not (self.training or asked) and projects_nothing(self.project_in, self.project_out):
             return _forward.evaluate_at_once(self, x, token_mask, return_loss_breakdown)
-        updates = self._ema_update if ema_update is None else ema_update
+        updates = self.ema_update if ema_update is None else ema_update
         request = Request(
             targets=indices,
             mask=token_mask,
@@ -465,11 +465,6 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
 
     # Learning outside of forward -------------------------------------------------------------------------------
 
-    @property
-    def ema_update(self) -> bool:
-        """Whether training steps update the codes by moving averages."""
-        return self._ema_update
-
     def update_ema_indices(self, x: Tensor, indices: Tensor, mask: Tensor | None = None) -> None:
         """One codebook update from tokens with known indices; in evaluation without replacement of dead codes.
 
@@ -478,7 +473,7 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
             indices: integer, as returned by ``forward``; -1 is left out.
             mask: as for ``forward``.
         """
-        if self._ema_update:
+        if self.ema_update:
             _forward.learn_from_indices(self, x, indices, mask)
 
     update_indices = update_ema_indices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -115,3 +116,41 @@ def test_names_that_users_read() -> None:
 def test_residual_lfq_takes_no_text_for_channel_first() -> None:
     with pytest.raises(TypeError, match="is_channel_first"):
         torchvq.ResidualLFQ(**SIGNS, channel_first="False")
+
+
+@pytest.mark.parametrize("name", ["VectorQuantize", "ResidualVQ"])
+def test_options_that_users_set_on_codebooks(name: str) -> None:
+    stack = dict(num_quantizers=2) if name == "ResidualVQ" else {}
+    options = dict(dim=4, codebook_size=8, stochastic_sample_codes=True)
+    x = torch.randn(1, 60, 4)
+    for module in both(name, **options, **stack):
+        before = module.state_dict()
+        levels = [part for part in module.modules() if hasattr(part, "_codebook")]
+        nearest = module.eval()(x)[1]
+        for level in levels:
+            level._codebook.ema_update = False
+            level._codebook.sample_codebook_temp = 1e-6
+        assert torch.equal(module.train()(x)[1], nearest)
+        for key, value in module.state_dict().items():
+            assert key.endswith("rng") or torch.equal(value, before[key]), key
+
+
+def test_options_of_codebooks_are_those_of_the_quantizer() -> None:
+    module = torchvq.VectorQuantize(dim=4, codebook_size=8)
+    module.sample_codebook_temp, module.ema_update = 0.5, False
+    assert module._codebook.sample_codebook_temp == 0.5 and module._codebook.ema_update is False
+    assert copy.deepcopy(module).ema_update is False
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (torchvq.LFQ(dim=4, commitment_loss_weight=0.25), "frac_per_sample_entropy"),
+        (torchvq.FSQ([5] * 4), "noise_dropout"),
+    ],
+)
+def test_options_that_draw_are_given_at_construction(module: torch.nn.Module, name: str) -> None:
+    setattr(module, name, 0.5)
+    module.eval()(torch.randn(1, 6, 4))
+    with pytest.raises(ValueError, match=f"{name} to be given to the constructor"):
+        module.train()(torch.randn(1, 6, 4))

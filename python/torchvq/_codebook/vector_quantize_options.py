@@ -1,6 +1,11 @@
 """The options that a VectorQuantize keeps as attributes."""
 
+from typing import TYPE_CHECKING
+
 from torchvq._base.wide_buffers import WideBuffers
+
+if TYPE_CHECKING:
+    from torchvq.codebook import Codebook
 
 
 class VectorQuantizeOptions(WideBuffers):
@@ -21,7 +26,6 @@ class VectorQuantizeOptions(WideBuffers):
     learnable_codebook: bool
     manual_in_place_optimizer_update: bool
     vqp_compat: bool
-    _ema_update: bool
 
     sync_codebook: bool | None
     sync_kmeans: bool
@@ -43,10 +47,32 @@ class VectorQuantizeOptions(WideBuffers):
     codebook_diversity_temperature: float
 
     stochastic_sample_codes: bool
-    sample_codebook_temp: float
     straight_through: bool
     rotation_trick: bool
     directional_reparam: bool
     directional_reparam_variance: float
     sync_update_v: float
     route_gradients_to_input: bool
+
+    if TYPE_CHECKING:
+
+        @property
+        def _codebook(self) -> Codebook: ...
+
+    @property
+    def ema_update(self) -> bool:
+        """Whether training steps update the codes by moving averages."""
+        return self._codebook.ema_update
+
+    @ema_update.setter
+    def ema_update(self, value: bool) -> None:
+        self._codebook.ema_update = value
+
+    @property
+    def sample_codebook_temp(self) -> float:
+        """Temperature of the sampling."""
+        return self._codebook.sample_codebook_temp
+
+    @sample_codebook_temp.setter
+    def sample_codebook_temp(self, value: float) -> None:
+        self._codebook.sample_codebook_temp = value

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchvq._base.options import expect
 from torchvq._base.projection import projects_nothing
 from torchvq._base.random_state import Step, rng_beside
 from torchvq._base.ranks import (
@@ -68,6 +69,14 @@ def step(lfq: "LFQ", x: Tensor, request: Request) -> tuple[Found, list[Tensor]]:
     Returns:
         The result, and the totals over the ranks.
     """
+    if lfq.training and lfq.frac_per_sample_entropy < 1:
+        expect(
+            "LFQ",
+            request.rng is not None,
+            "frac_per_sample_entropy",
+            "given to the constructor, which makes the generator of the draws",
+            "set on the module",
+        )
     # A user's activation lies between latents and output, so its gradient is applied in Python.
     activates = request.estimates and not projects_nothing(lfq.activation)
     quantized, indices, loss, *terms, latents, codes, counted, totals = _ops.lookup_free_quantize(
