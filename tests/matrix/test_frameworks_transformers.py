@@ -125,3 +125,20 @@ def test_buffers_that_a_loader_made_half(row: str) -> None:
     for step in range(2):
         found = forward(module.train(), data(row, step, dtype=torch.bfloat16))
         assert found.loss.isfinite().all()
+
+
+@pytest.mark.parametrize("row", ["vq", "vq_dead_codes", "residual_vq"])
+def test_kept_statistics(row: str) -> None:
+    """With `sync_every` a state dict has keys that are neither parameters nor buffers."""
+    options = ROWS[row].options | {"sync_every": 3}
+    make = getattr(torchvq, ROWS[row].name)
+    original = build(row, sync_every=3)
+    train(original, row, range(4))  # one step is kept
+    checkpoint = original.state_dict()
+    module = from_pretrained(lambda: make(**options), checkpoint)
+    assert_goes_on_like(module, original, row)
+
+    lacking = {name: value for name, value in checkpoint.items() if ".kept_" not in name}
+    module, twin = from_pretrained(lambda: make(**options), lacking), make(**options)
+    twin.load_state_dict(lacking, strict=False)
+    assert_goes_on_like(module, twin, row)

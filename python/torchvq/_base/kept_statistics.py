@@ -1,10 +1,11 @@
 """Statistics that a codebook accumulates over several training steps before ranks reduce them and codes learn."""
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchvq._base.ema_weight import Statistics
 from torchvq._base.options import keep_values
@@ -17,9 +18,15 @@ def _kept_part(place: int) -> property:
     def part(self: "KeptStatistics") -> Tensor:
         if not self._kept:
             raise AttributeError(KEPT[place])
-        return self._kept[place]
+        # transformers expects every key of a state dict to be a parameter or a buffer.
+        return nn.Parameter(self._kept[place], requires_grad=False)
 
-    return property(part)
+    def assign(self: "KeptStatistics", value: Tensor) -> None:
+        # Until the module has got its values, only uninitialised tensors come this way; see MarkedLoad.
+        if not self._awaits_values:
+            self._keep_part(place, value)
+
+    return property(part, assign)
 
 
 class KeptStatistics(WideBuffers):
@@ -43,7 +50,7 @@ class KeptStatistics(WideBuffers):
     _kept: list[Tensor]
     _pending: Statistics | None  # of calls that are joined to the next one
 
-    # torch.distributed.checkpoint looks up every key of the state dict as an attribute.
+    # torch.distributed.checkpoint and transformers look up every key of the state dict as an attribute.
     kept_steps, kept_counts, kept_sums, kept_exponents, kept_candidates = map(
         _kept_part, range(len(KEPT))
     )
@@ -103,6 +110,9 @@ class KeptStatistics(WideBuffers):
             for part in (1, 2, 4):
                 self._kept[part].zero_()
 
+    def _keep_part(self, place: int, value: Tensor) -> None:
+        self._kept[place] = value.detach().to(self._kept[place].dtype)
+
     # Casts, checkpoints ----------------------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "KeptStatistics":
@@ -136,11 +146,26 @@ class KeptStatistics(WideBuffers):
             # Copies, because the checkpoint may hold this module's own tensors.
             self._load_kept([None if value is None else value.clone() for value in found])
 
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        # transformers assigns loaded tensors that are no buffers as parameters.
+        if name in KEPT and self._kept and param is not None:
+            self._keep_part(KEPT.index(name), param)
+        else:
+            super().register_parameter(name, param)
+
+    def complete_load(self, lacking: AbstractSet[str]) -> None:
+        super().complete_load(lacking)
+        if self._kept:
+            self._load_kept([None if kept.is_meta else kept.clone() for kept in self._kept])
+
     def _load_kept(self, found: list[Tensor | None]) -> None:
         """Loads kept statistics; if the checkpoint has none, or those of codes of another shape, they start empty."""
         device = next(iter(self._buffers.values())).device  # type: ignore[union-attr]
-        if self._kept[0].is_meta and device.type != "meta":
-            self._kept = [torch.empty_like(kept, device=device) for kept in self._kept]
+        if device.type != "meta":
+            self._kept = [
+                torch.empty_like(kept, device=device) if kept.is_meta else kept
+                for kept in self._kept
+            ]
         for kept in self._kept:
             kept.zero_()
         for kept, value in zip(self._kept, found, strict=True):
