@@ -226,3 +226,17 @@ def test_commitment_loss_backward_is_its_gradient(path, masked, generator):
         path(grad.double(), x, codes)
     with pytest.raises(ValueError, match=r"commitment_loss_backward: .*scalar"):
         path(grad.reshape(1), x, codes)
+
+
+def test_transforms_may_map_the_gradient_or_the_mask_alone(generator):
+    x, codes, mask = make_arguments(generator, torch.float64)
+    (expected,) = torch.autograd.grad(
+        ops.commitment_loss(leaf := x.clone().requires_grad_(), codes), leaf
+    )
+    torch.testing.assert_close(
+        torch.func.jacrev(lambda x: ops.commitment_loss(x, codes))(x), expected
+    )
+    masks = torch.stack([mask, mask.logical_not(), torch.ones_like(mask)])
+    gradient = torch.func.grad(lambda x, mask: ops.commitment_loss(x, codes, mask=mask))
+    found = torch.func.vmap(gradient, (None, 0))(x, masks)
+    torch.testing.assert_close(found, torch.stack([gradient(x, own) for own in masks]))

@@ -24,11 +24,12 @@ inline std::tuple<at::Tensor, at::Tensor> commitment_gradients(const at::Tensor&
     const auto given_mask = mask.defined() ? std::optional(mask) : std::nullopt;
     return {ops::commitment_loss_backward(grad, x, codes, given_mask), at::Tensor()};
   }
-  // Uses operators that autograd can differentiate again.
+  // Uses operators that autograd can differentiate again, none of them in place: grad or mask may be
+  // mapped by torch.vmap where x is not.
   const auto dtype = value_dtype(x, codes);
   auto grad_x = x.to(dtype) - codes.to(dtype);
-  if (mask.defined()) grad_x.masked_fill_(mask.logical_not().unsqueeze(-1), 0);
-  grad_x.mul_(commitment_gradient_scale(grad, x, mask));
+  if (mask.defined()) grad_x = grad_x.masked_fill(mask.logical_not().unsqueeze(-1), 0);
+  grad_x = grad_x.mul(commitment_gradient_scale(grad, x, mask));
   return {grad_x, wants_codes ? grad_x.neg().to(codes.scalar_type()) : at::Tensor()};
 }
 

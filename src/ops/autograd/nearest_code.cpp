@@ -125,7 +125,7 @@ variable_list NearestCode::backward(AutogradContext* ctx, const variable_list& g
     const auto part = distance_gradients(wide_x, codes, grad_distances.unsqueeze(-1),
                                          ctx->saved_data["cosine"].toBool());
     result[0] = (topk ? part.x.sum(-2) : part.x).to(x.scalar_type());
-    if (mask.defined()) result[0].masked_fill_(mask.logical_not().unsqueeze(-1), 0);
+    if (mask.defined()) result[0] = result[0].masked_fill(mask.logical_not().unsqueeze(-1), 0);
     to_codes = to_codes.defined() ? to_codes + part.codes : part.codes;
     if (ctx->saved_data.count("bias_shape") > 0 && ctx->needs_input_grad(2)) {
       auto shape = saved_shape(ctx, "bias_shape");
