@@ -119,6 +119,13 @@ ops::MomentLoss FSPImpl::norm(const torch::Tensor& latents, const OptionalTensor
 }
 
 FSPOutput FSPImpl::forward(const torch::Tensor& z, const FSPForwardOptions& call) {
+  if (z.dim() == 1 && !options.channel_first()) {  // one vector
+    auto only = forward(z.unsqueeze(0), call);
+    for (auto* values : {&only.quantized, &only.indices, &only.level_indices}) {
+      *values = values->squeeze(0);
+    }
+    return only;
+  }
   const auto layout = layout_of(options);
   layout.check_input(z);
   const auto token_mask = layout.token_mask(z, call.mask(), std::nullopt);

@@ -48,7 +48,14 @@ template <typename Owner, typename Use>
 void each_borrowed(torch::nn::Module& root, const Use& use) {
   for (const auto& [prefix, owner] : modules_of<Owner>(root)) {
     for (const auto& [name, module] : owner->borrowed_modules()) {
-      use(prefix + name + ".", *module);
+      const auto inside = prefix + name + ".";
+      use(inside, *module);
+      // A borrowed codebook may borrow a bridge from another group.
+      const auto* codebook = dynamic_cast<const CodebookImpl*>(module.get());
+      if (codebook == nullptr) continue;
+      for (const auto& [inner, bridge] : codebook->borrowed_modules()) {
+        use(inside + inner + ".", *bridge);
+      }
     }
   }
 }

@@ -99,6 +99,20 @@ TEST(FSPTest, MaskedTokensAreAbsentInEveryLayout) {
   }
 }
 
+TEST(FSPTest, AVectorIsOneToken) {
+  for (const bool training : {false, true}) {
+    FSP one(options()), many(options());
+    load_state_dict(*many, state_dict(*one));
+    one->train(training), many->train(training);
+    const auto z = at::randn({3});
+    const auto only = one(z), whole = many(z.unsqueeze(0));
+    EXPECT_TRUE(at::equal(only.quantized, whole.quantized.squeeze(0)));
+    EXPECT_TRUE(at::equal(only.indices, whole.indices.squeeze(0)));
+    EXPECT_TRUE(at::equal(only.level_indices, whole.level_indices.squeeze(0)));
+    EXPECT_TRUE(at::equal(only.norm_loss, whole.norm_loss));
+  }
+}
+
 TEST(FSPTest, StateComesBack) {
   FSP one(options().dim(6)), two(options().dim(6));
   const auto x = at::randn({2, 9, 6});
