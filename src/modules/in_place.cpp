@@ -3,6 +3,7 @@
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/ones.h>
 #include <c10/core/InferenceMode.h>
 
 #include <torchvq/functional/average_gradients.h>
@@ -13,11 +14,11 @@ namespace torchvq::detail {
 
 namespace F = functional;
 
-void average_gradients(const std::vector<at::Tensor>& learned, const at::Tensor& tokens,
+bool average_gradients(const std::vector<at::Tensor>& learned, const at::Tensor& tokens,
                        const std::optional<at::Tensor>& mask, const distributed::Ranks& ranks) {
-  if (ranks.alone()) {
-    return;
-  }
+  // What sizes tell needs no value of a tensor, for which a GPU would have to wait.
+  const bool certain = !mask && tokens.size(0) * tokens.size(1) > 0;
+  if (ranks.alone()) return certain || (mask && mask->any().item<bool>());
   std::vector<at::Tensor> parameters, gradients;
   for (const auto& parameter : learned) {
     if (parameter.grad().defined()) {
@@ -25,10 +26,13 @@ void average_gradients(const std::vector<at::Tensor>& learned, const at::Tensor&
       gradients.push_back(parameter.grad());
     }
   }
+  // The mean of ones over the tokens of all ranks is 1, or 0 if there is none.
+  gradients.push_back(at::ones({}, tokens.options()));
   const auto averages = F::average_gradients(gradients, tokens, mask, ranks);
   for (size_t index = 0; index < parameters.size(); ++index) {
     parameters[index].mutable_grad() = averages[index];
   }
+  return certain || averages.back().item<double>() != 0;
 }
 
 at::Tensor target_of(const at::Tensor& tokens) {
@@ -45,8 +49,9 @@ at::Tensor in_place_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
                                  F::QuantizeOptions().estimator("none"));
   const auto loss = ops::commitment_loss(found.inputs, found.codes, mask);
   loss.backward();
-  average_gradients(vq.codebook_state->learned_parameters(), target, mask, ranks);
-  if (!vq.options.manual_in_place_optimizer_update()) {
+  const bool learns =
+      average_gradients(vq.codebook_state->learned_parameters(), target, mask, ranks);
+  if (learns && !vq.options.manual_in_place_optimizer_update()) {
     vq.update_in_place_optimizer();
   }
   return loss.detach();

@@ -9,12 +9,14 @@
 
 namespace torchvq::detail {
 
-/// Computes the gradient of a mean over the tokens (H, T, D) of all ranks from the gradients
-/// of the means of each rank.
-/// The target of a step of a module's own optimizer. Inference tensors are cloned: backward cannot save them.
+/// The target of a step of a module's own optimizer. Inference tensors are cloned: backward cannot
+/// save them.
 at::Tensor target_of(const at::Tensor& tokens);
 
-void average_gradients(const std::vector<at::Tensor>& learned, const at::Tensor& tokens,
+/// Computes the gradient of a mean over the tokens (H, T, D) of all ranks from the gradients
+/// of the means of each rank. Returns whether there is any token, the same on all ranks; if not, the
+/// optimizer must not step: with moments or decay it would move codes by gradients of zero, too.
+bool average_gradients(const std::vector<at::Tensor>& learned, const at::Tensor& tokens,
                        const std::optional<at::Tensor>& mask, const distributed::Ranks& ranks);
 
 /// One step towards the tokens (H, T, D) of this batch; returns the loss of this step.

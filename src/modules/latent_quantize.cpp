@@ -170,9 +170,10 @@ std::vector<torch::Tensor> LatentQuantizeImpl::values_of_step(const torch::Tenso
     F::latent_quantize(target, own, /*commitment=*/0, /*quantization=*/1, mask).loss.backward();
     const auto dim = static_cast<int64_t>(options.levels().size());
     const auto rows = target.reshape({1, -1, dim});
-    detail::average_gradients(own, target.scalar_type() == at::kDouble ? rows : rows.to(at::kFloat),
-                              mask ? OptionalTensor(mask->reshape({1, -1})) : std::nullopt, ranks);
-    update_in_place_optimizer();
+    const bool learns = detail::average_gradients(
+        own, target.scalar_type() == at::kDouble ? rows : rows.to(at::kFloat),
+        mask ? OptionalTensor(mask->reshape({1, -1})) : std::nullopt, ranks);
+    if (learns) update_in_place_optimizer();
   } else if (!options.vqp_compat()) {
     return own;
   }

@@ -29,9 +29,10 @@ void step_shared_optimizer(ResidualVQImpl& rvq, const at::Tensor& inputs,
       residual = residual.sub(found.codes.detach());
     }
   }
-  average_gradients(codebook.learned_parameters(), residual, mask, request.ranks);
+  const bool learns =
+      average_gradients(codebook.learned_parameters(), residual, mask, request.ranks);
   // With vqp_compat the levels wait for a call, whatever the options of the stack say.
-  if (!rvq.levels[0]->options.manual_in_place_optimizer_update()) {
+  if (learns && !rvq.levels[0]->options.manual_in_place_optimizer_update()) {
     rvq.update_in_place_optimizer();
   }
 }
