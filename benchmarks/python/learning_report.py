@@ -37,6 +37,7 @@ class Metric:
 ERROR = Metric("error", "%", -1, 1.0, "{:.5f}")
 METRICS = {
     "autoencoder": Metric("psnr", "dB", 1, 0.1, "{:.2f}"),
+    "mixture": Metric("decibels", "dB", 1, 0.1, "{:.2f}"),
     "disturbance": Metric("recovery", "steps", -1, 1.0, "{:.1f}"),
 }
 

@@ -26,6 +26,7 @@ from typing import Any
 import learning_report as report
 import learning_tasks_autoencoder as autoencoder
 import learning_tasks_drift as drift
+import learning_tasks_mixture as mixture
 import learning_tasks_stream as stream
 import torch
 from harness import RESULTS, machine, read_json, write_json
@@ -39,7 +40,7 @@ Run = dict[str, Any]
 
 
 def rows() -> list[Row]:
-    return [*autoencoder.rows(), *stream.rows(), *drift.rows()]
+    return [*autoencoder.rows(), *mixture.rows(), *stream.rows(), *drift.rows()]
 
 
 def key_of(run: Run) -> Key:
@@ -78,8 +79,9 @@ def one(key: Key, quick: bool) -> Run:
 
 
 def _module(task: str) -> Any:
-    if task == autoencoder.TASK:
-        return autoencoder
+    for module in (autoencoder, mixture):
+        if task == module.TASK:
+            return module
     return stream if task in (stream.STREAM, stream.RESIDUAL) else drift
 
 
@@ -118,7 +120,11 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--rows", default="", help="a regular expression that names of rows are searched for")
-    add("--tasks", default="", help="the same for tasks: autoencoder, stream, drift, disturbance")
+    add(
+        "--tasks",
+        default="",
+        help="the same for tasks: autoencoder, mixture, stream, drift, disturbance",
+    )
     add("--seeds", type=int, default=SEEDS)
     add(
         "--who",

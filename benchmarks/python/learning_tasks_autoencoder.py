@@ -87,7 +87,9 @@ STACKS: dict[str, Options] = {
     "k-means": KMEANS,
     "k-means, threshold 2": KMEANS | THRESHOLD,
     "quantize dropout": dict(quantize_dropout=True),
+    "rotation trick": dict(rotation_trick=True),
     "no rotation trick": dict(rotation_trick=False),
+    "cosine": COSINE,
     "shared codebook": dict(shared_codebook=True),
     "commitment 0.25": dict(commitment_weight=0.25),
 }

@@ -3,6 +3,7 @@
 import logging
 import math
 from contextlib import nullcontext
+from operator import index
 from typing import TYPE_CHECKING
 
 import torch
@@ -392,6 +393,6 @@ class LFQ(RandomState):
 
 def _bits(dim: int | None, codebook_size: int | None, num_codebooks: int) -> int:
     if codebook_size is not None:
-        return codebook_size.bit_length() - 1
+        return index(codebook_size).bit_length() - 1  # NumPy's integers have no bit_length
     assert dim is not None
     return dim

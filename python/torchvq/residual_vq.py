@@ -83,11 +83,11 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
     Raises:
         ValueError: an option out of range, or options that exclude each other.
 
-    Gradient: one estimator between latent and sum of codes, so the straight-through gain is 1 for any number of
-    levels; the rotation trick rotates from the sum of codes to the latent. The gradient of the losses to the encoder is
-    divided by the number of levels in use (with ``quant_grad_frac`` f by ``sum (1 - f)**n``). In the reference, with
-    one estimator per level, the gradient of the output is larger by this factor, so the balance of both is the same.
-    The values of the losses and the gradients of codes are not divided.
+    Gradient: one estimator between latent and sum of codes, by default straight-through, so the gain is 1 for any
+    number of levels; ``rotation_trick=True`` gives the mean over levels, each of which rotates. The gradient of the
+    losses to the encoder is divided by the number of levels in use (with ``quant_grad_frac`` f by ``sum (1 - f)**n``).
+    In the reference, with one estimator per level, the gradient of the output is larger by this factor, so the balance
+    of both is the same. The values of the losses and the gradients of codes are not divided.
 
     Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``; ``vqp_compat=True`` restores
     its gradient (one estimator per level, gain Q), its Q updates of a shared codebook, and the other differences marked
@@ -190,6 +190,10 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
 
     def _make_levels(self, inner_dim: int, vq_kwargs: dict[str, Any]) -> list[VectorQuantize]:
         kwargs = dict(vq_kwargs, vqp_compat=self.vqp_compat)
+        one = self.num_quantizers > 1 and not self.vqp_compat and not kwargs.get("use_cosine_sim")
+        if one and kwargs.get("rotation_trick") is None:
+            # One copied gradient for the whole stack learns better than rotated ones (docs/design/residual.md).
+            kwargs["rotation_trick"] = False
         if self.implicit_neural_codebook or self.diveq:
             kwargs |= {"learnable_codebook": True, "ema_update": False}
         if self.diveq:
@@ -378,10 +382,12 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
 
     @property
     def estimates_levels(self) -> bool:
-        """Whether the gradient of the output is the sum over the levels, instead of one estimator over the stack."""
+        """Whether the gradient of the output is the sum or mean over the levels, not of one estimator for the stack."""
         first = self.levels[0]
         by_codes = first.straight_through and not first.route_gradients_to_input
-        return self.training and not self.diveq and (self.vqp_compat or by_codes)
+        # Each level rotates by its own angle, and normalizes its own input.
+        own = first.rotation_trick or first.use_cosine_sim
+        return self.training and not self.diveq and (self.vqp_compat or by_codes or own)
 
     @property
     def draws(self) -> bool:

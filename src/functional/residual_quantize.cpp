@@ -66,11 +66,13 @@ class Stack {
         arguments_(arguments),
         options_(options),
         ranks_(options.learning().ranks()),
-        gradient_{options.losses().training(), options.estimates_levels(), options.handed_on(),
-                  EstimateOptions()
-                      .estimator(options.estimator())
-                      .variance(options.search().variance())
-                      .sync_update_v(options.search().sync_update_v())},
+        gradient_(stack_gradient(options.losses().training(), options.estimates_levels(),
+                                 options.handed_on(),
+                                 EstimateOptions()
+                                     .estimator(options.estimator())
+                                     .variance(options.search().variance())
+                                     .sync_update_v(options.search().sync_update_v()),
+                                 options.losses().vqp_compat().has_value())),
         inputs_(split_heads(tokens, options.layout().heads(), options.layout().separate())) {}
 
   Walk walk() const;

@@ -20,6 +20,14 @@ at::Tensor handed_to_next(const at::Tensor& output, const StackGradient& gradien
 
 }  // namespace
 
+StackGradient stack_gradient(bool training, bool estimates_levels, double handed_on,
+                             const EstimateOptions& estimate, bool vqp_compat) {
+  const auto& name = estimate.estimator();
+  const bool reaches_inputs = name != "none" && name != "gumbel";
+  return {training, estimates_levels, handed_on, estimate,
+          estimates_levels && reaches_inputs && !vqp_compat};
+}
+
 LevelSums walk_levels(
     const at::Tensor& inputs, int64_t levels, const StackGradient& gradient, bool sums_outputs,
     const std::function<WalkedLevel(int64_t, const at::Tensor&, const LevelSums&)>& choose) {
@@ -47,7 +55,8 @@ WalkedLevel passed_by_padding(const WalkedLevel& level, const at::Tensor& residu
 
 at::Tensor compared_inputs(const at::Tensor& inputs, const StackGradient& gradient, int64_t levels,
                            bool scores_targets, const std::optional<at::Tensor>& depth) {
-  if (!gradient.training || gradient.estimates_levels || scores_targets) return inputs;
+  const bool summed = gradient.estimates_levels && !gradient.averages;
+  if (!gradient.training || summed || scores_targets) return inputs;
   return balanced(inputs, levels, 1 - gradient.handed_on, depth);
 }
 

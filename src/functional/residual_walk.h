@@ -28,17 +28,23 @@ struct LevelSums {
 /// How gradients flow through a stack.
 struct StackGradient {
   bool training = false;
-  /// Whether the output's gradient is the sum of the levels' gradients, instead
-  /// of that of one estimator.
+  /// Whether the output's gradient is the sum of the levels' gradients, or their mean if it
+  /// `averages`, instead of that of one estimator.
   bool estimates_levels = false;
   /// Fraction of a level's gradient that reaches the next one in training, in [0, 1].
   double handed_on = 0;
   /// The single estimator between the inputs and the sum of the codes.
   EstimateOptions estimate;
+  bool averages = false;
 
   /// Whether levels need estimators of their own in training.
   [[nodiscard]] bool needs_levels() const { return estimates_levels || handed_on > 0; }
 };
+
+/// A gradient from its parts; the reference sums the gradients of levels, and so do estimators that
+/// give theirs to the codes.
+StackGradient stack_gradient(bool training, bool estimates_levels, double handed_on,
+                             const EstimateOptions& estimate, bool vqp_compat);
 
 /// Runs the levels in sequence; each chooses codes for the residual of the previous ones.
 ///

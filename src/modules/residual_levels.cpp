@@ -14,12 +14,14 @@ namespace {
 namespace F = functional;
 using OptionalTensor = std::optional<at::Tensor>;
 
-/// Whether the gradient of the output is the sum over levels, instead of one
+/// Whether the gradient of the output is the sum or the mean over levels, instead of one
 /// estimator over the stack.
 bool estimates_levels(const ResidualVQImpl& rvq) {
   const auto& first = rvq.options.vq();
   const bool by_codes = first.straight_through() && !first.route_gradients_to_input();
-  return rvq.is_training() && !rvq.options.diveq() && (first.vqp_compat() || by_codes);
+  return rvq.is_training() && !rvq.options.diveq() &&
+         (first.vqp_compat() || by_codes || first.use_cosine_sim() ||
+          rvq.levels[0]->resolved().rotation_trick);
 }
 
 Level choose_level(ResidualVQImpl& rvq, int64_t index, const at::Tensor& residual,
@@ -66,12 +68,14 @@ bool sees_padding(const ResidualVQImpl& rvq) {
 F::StackGradient gradient_of(const ResidualVQImpl& rvq, const at::Tensor& inputs) {
   const auto& first = *rvq.levels[0];
   const bool training = rvq.is_training(), diveq = rvq.options.diveq();
-  return {training, estimates_levels(rvq), diveq ? 1 : rvq.options.quant_grad_frac(),
-          F::EstimateOptions()
-              .estimator(diveq && training ? "directional_reparam"
-                                           : estimator_of(first, inputs, codes_learn(rvq)))
-              .variance(first.options.directional_reparam_variance())
-              .sync_update_v(training ? first.options.sync_update_v() : 0)};
+  return F::stack_gradient(
+      training, estimates_levels(rvq), diveq ? 1 : rvq.options.quant_grad_frac(),
+      F::EstimateOptions()
+          .estimator(diveq && training ? "directional_reparam"
+                                       : estimator_of(first, inputs, codes_learn(rvq)))
+          .variance(first.options.directional_reparam_variance())
+          .sync_update_v(training ? first.options.sync_update_v() : 0),
+      first.options.vqp_compat());
 }
 
 Layout layout_of(const ResidualVQImpl& rvq) {

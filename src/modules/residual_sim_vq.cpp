@@ -107,7 +107,9 @@ detail::StackFamily ResidualSimVQImpl::family(Walk& walk) {
   own.levels = options.num_quantizers();
   own.attached = false;
   own.vqp_compat = options.sim_vq().vqp_compat();
-  const bool training = is_training(), summed = options.sim_vq().vqp_compat();
+  const bool training = is_training();
+  own.averaged = training && options.rotation_trick() && !own.vqp_compat;
+  const bool summed = own.vqp_compat || own.averaged;
   const auto beam = options.eval_beam_size().value_or(1);
   own.prepare = [this, training, beam, &walk](const at::Tensor& inputs,
                                               const OptionalTensor& mask) {

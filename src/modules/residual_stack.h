@@ -36,9 +36,10 @@ struct StackFamily {
   /// Codes (*, D) of indices (*) of a level, on the scale of the stack's input; -1 gives zeros.
   std::function<at::Tensor(int64_t, const at::Tensor&)> decode;
   /// Whether levels pass on the gradient of the residual; the total gain is then
-  /// 1 - (1 - g_0) (1 - g_1) ..., where g_n is that of level n. Otherwise gains are summed, unless
-  /// there is an estimate.
+  /// 1 - (1 - g_0) (1 - g_1) ..., where g_n is that of level n. Otherwise gains are summed, or
+  /// averaged, unless there is an estimate.
   bool attached = true;
+  bool averaged = false;
   /// Codes of all levels are decoded from the indices, as in vector-quantize-pytorch.
   bool vqp_compat = false;
   /// Returns the sum of the codes (B, N, D) of this many levels and their indices (B, N, depth), by

@@ -35,10 +35,8 @@ bool steps_at_once(const ResidualVQImpl& rvq, const at::Tensor& tokens) {
 }
 
 bool draws(const ResidualVQImpl& rvq) {
-  const auto& vq = rvq.options.vq();
   const bool drops = rvq.options.quantize_dropout() && rvq.num_quantizers() > 1;
-  return drops || rvq.options.diveq() || vq.stochastic_sample_codes() || vq.directional_reparam() ||
-         (vq.orthogonal_reg_weight() > 0 && vq.orthogonal_reg_max_codes());
+  return drops || rvq.options.diveq() || draws_frozen(rvq.options.vq());
 }
 
 namespace {

@@ -25,7 +25,8 @@ namespace {
 constexpr double kVqpVariance = 0.005;
 
 /// The options of a level: those given for all levels, with those that the stack sets.
-VectorQuantizeOptions level_options(const ResidualVQOptions& options, int64_t size, int64_t inner) {
+VectorQuantizeOptions level_options(const ResidualVQOptions& options, int64_t size, int64_t inner,
+                                    bool several) {
   auto own = options.vq();
   own.dim(inner)
       .codebook_size(size)
@@ -33,6 +34,10 @@ VectorQuantizeOptions level_options(const ResidualVQOptions& options, int64_t si
       .heads(options.heads())
       .accept_image_fmap(options.accept_image_fmap())
       .return_zeros_for_masked_padding(options.return_zeros_for_masked_padding());
+  // One copied gradient for the whole stack learns better than rotated ones
+  // (docs/design/residual.md).
+  const bool one = several && !own.vqp_compat() && !own.use_cosine_sim();
+  if (one && !own.rotation_trick()) own.rotation_trick(false);
   if (options.implicit_neural_codebook() || options.diveq()) {
     own.learnable_codebook(true).ema_update(false);
   }
@@ -90,7 +95,7 @@ void ResidualVQImpl::make_levels(const std::vector<int64_t>& sizes, int64_t inne
     // Registered once, so that an optimizer updates a shared parameter once.
     const auto shared =
         options.shared_codebook() && !levels.empty() ? levels[0]->codebook_state : nullptr;
-    levels.emplace_back(level_options(options, size, inner), shared,
+    levels.emplace_back(level_options(options, size, inner, sizes.size() > 1), shared,
                         owns_bridge_ && levels.empty());
     list->push_back(levels.back());
   }

@@ -476,3 +476,25 @@ def test_lists_of_every_kind_are_levels() -> None:
 def test_python_raises_what_cpp_raises(build: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ResidualFSQ", dict(levels=[5, 5], num_quantizers=2)),
+        ("ResidualLFQ", dict(dim=2, codebook_size=4, num_quantizers=2)),
+        ("ResidualSimVQ", dict(dim=2, codebook_size=4, num_quantizers=2)),
+        ("GroupedResidualLFQ", dict(dim=2, codebook_size=2, num_quantizers=2, groups=2)),
+        ("LFQ", dict(codebook_size=4)),
+    ],
+)
+def test_integers_of_numpy_are_integers(name: str, options: dict[str, Any]) -> None:
+    x = torch.randn(1, 3, 2)
+    torch.manual_seed(0)
+    plain = getattr(torchvq, name)(**options)
+    given = {k: v if isinstance(v, list) else np.int64(v) for k, v in options.items()}
+    torch.manual_seed(0)
+    module = getattr(torchvq, name)(**given)
+    for training in (True, False):
+        outputs = [m.train(training)(x)[0] for m in (plain, module)]
+        assert torch.equal(*outputs)

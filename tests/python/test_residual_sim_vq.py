@@ -103,11 +103,12 @@ def test_gain_is_one_or_that_of_the_reference(compatible):
     assert all(parameter.grad is None for parameter in stack.parameters())
 
 
-def test_losses_and_output_have_the_balance_of_one_estimator_per_level():
+@pytest.mark.parametrize("rotation", [False, True])
+def test_losses_and_output_have_the_balance_of_one_estimator_per_level(rotation):
     """Oracle: ``vqp_compat``, whose gradients are longer by the number of levels, and parallel."""
     gradients = []
     for compatible in (False, True):
-        stack = build(rotation_trick=False, vqp_compat=compatible)
+        stack = build(rotation_trick=rotation, vqp_compat=compatible)
         x = data(1, 20, DIM).requires_grad_()
         found = stack(x)
         (found.quantized.square().sum() + 50 * found.loss.sum()).backward()

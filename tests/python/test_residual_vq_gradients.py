@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
-from residual_vq_cases import LEARNABLE, STACKS, build, data
+import vector_quantize_pytorch
+from residual_vq_cases import CODES, DIM, LEARNABLE, STACKS, build, data
 
 GAIN_CASES = [
     "default",
     "shared",
-    "cosine",
     "learnable",
     "implicit",
     "dropout",
@@ -20,11 +21,22 @@ GAIN_CASES = [
     "groups",
 ]
 
+# Stacks whose levels rotate the gradient, or normalize their inputs, each in its own way.
+AVERAGED: dict[str, dict[str, Any]] = {
+    "default": dict(rotation_trick=True),
+    "shared": dict(rotation_trick=True, shared_codebook=True),
+    "learnable": dict(rotation_trick=True, **LEARNABLE),
+    "fraction": dict(rotation_trick=True),
+    "cosine": dict(rotation_trick=True, use_cosine_sim=True),
+    "cosine, copied": dict(rotation_trick=False, use_cosine_sim=True),
+}
+
 
 @pytest.mark.parametrize("levels", [1, 2, 8])
 @pytest.mark.parametrize("case", GAIN_CASES)
 def test_straight_through_gain_is_one(case: str, levels: int) -> None:
-    stack = build(case, num_quantizers=levels, rotation_trick=False)
+    # Several levels copy the gradient by default; one level rotates it, as VectorQuantize does.
+    stack = build(case, num_quantizers=levels, rotation_trick=False if levels == 1 else None)
     x = data(stack).requires_grad_()
     weight = torch.rand(x.shape)
     (gradient,) = torch.autograd.grad((stack(x)[0] * weight).sum(), x)
@@ -39,17 +51,21 @@ def test_the_reference_gain_is_the_number_of_levels(levels: int) -> None:
     torch.testing.assert_close(gradient, torch.full_like(x, levels))
 
 
-def test_rotation_is_the_same_for_any_split_into_levels() -> None:
-    # A level whose only code is 0 does not change the sum, hence not the gradient.
-    one = build("default", num_quantizers=1)
-    two = build("default", num_quantizers=None, codebook_size=(16, 1))
-    two.layers[0]._codebook.set_codes(one.layers[0]._codebook.embed)
-    two.layers[1]._codebook.set_codes(torch.zeros_like(two.layers[1]._codebook.embed))
+@pytest.mark.parametrize("levels", [1, 2, 4])
+@pytest.mark.parametrize("case", AVERAGED)
+def test_gradients_of_levels_are_those_of_the_reference_averaged(case: str, levels: int) -> None:
+    fraction = 0.25 if case == "fraction" else 0.0
+    options = AVERAGED[case] | dict(num_quantizers=levels, quant_grad_frac=fraction)
+    stack = build("default", **options)
+    theirs = vector_quantize_pytorch.ResidualVQ(dim=DIM, codebook_size=CODES, **options)
+    theirs.load_state_dict(stack.state_dict(), strict=False)
     gradients = []
-    for stack in (one, two):
+    for module in (stack, theirs):
         x = data(stack).requires_grad_()
-        gradients.append(torch.autograd.grad((stack(x)[0] ** 3).sum(), x)[0])
-    assert torch.equal(*gradients)
+        output, _, losses = module(x)[:3]
+        gradients.append(torch.autograd.grad((output**3).sum() + 20 * losses.sum(), x)[0])
+    gain = sum((1 - fraction) ** level for level in range(levels))
+    torch.testing.assert_close(gradients[0] * gain, gradients[1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 1.0])
@@ -177,3 +193,12 @@ def test_directional_reparam_of_the_levels_is_that_of_the_stack() -> None:
             quantized.square().sum(), [x] + [v._codebook.embed for v in stack.layers]
         )
         assert all(g.isfinite().all() and g.abs().sum() > 0 for g in gradients)
+
+
+def test_latents_without_a_gradient_get_the_codes_also_without_a_graph() -> None:
+    # A simulated error would only be noise.
+    for options in (dict(kmeans_init=True), dict(affine_param=True)):
+        stack = build("directional", **options)
+        with torch.no_grad():
+            output, _, _, codes = stack(data(stack), return_all_codes=True)
+        torch.testing.assert_close(output, codes.sum(0))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchvq._base.estimators import estimate
 from torchvq._base.ranks import Ranks, noise_rng
+from torchvq._base.transforms import takes_gradient
 from torchvq._codebook import losses as _losses
 from torchvq._codebook.in_flight import StepInFlight, may_overlap
 from torchvq._codebook.in_place import (
@@ -113,7 +114,9 @@ def walk(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> Walk:
 
 def _balanced(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> Tensor:
     """The inputs as the losses of the levels see them; see ``engine.balanced``."""
-    if not rvq.training or rvq.estimates_levels or request.targets is not None:
+    # Levels whose gradients are summed, not averaged: as in the reference, or given to the codes.
+    summed = rvq.vqp_compat or not rvq.levels[0].route_gradients_to_input
+    if not rvq.training or (rvq.estimates_levels and summed) or request.targets is not None:
         return inputs
     return balanced(inputs, request.depth, 1 - rvq.quant_grad_frac)
 
@@ -219,7 +222,9 @@ def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: StackReque
 def _estimate_stack(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, ranks: Ranks) -> Tensor:
     """The sum of the codes with the gradient of one estimator between input and sum, for any number of levels."""
     first = rvq.levels[0]
-    name = estimator(first, inputs, total)
+    # Without a graph the sum does not tell whether the codes learn.
+    learned = total if takes_gradient(total) else first._codebook.embed
+    name = estimator(first, inputs, learned)
     if rvq.diveq and rvq.training:
         name = "directional_reparam"
     return estimate(

@@ -5,6 +5,7 @@ of levels, decoding and groups (``_residual/grouped_stack.py``) are implemented 
 """
 
 from contextlib import nullcontext
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
@@ -57,8 +58,8 @@ class ResidualStack(RandomState):
     Attributes:
         gradient: "attached": levels see the gradient of the residual; the gain from output to input is then
             ``1 - (1 - g_0) (1 - g_1) ...``, with ``g_n`` the gain of level n: that of the levels as a function, never
-            above 1. "summed": they do not, and gains add up, as in the reference. "estimated": they do not, and
-            ``estimate`` gives the sum of the codes its gradient.
+            above 1. "summed": they do not, and gains add up, as in the reference. "averaged": the same divided by
+            the number of levels. "estimated": they do not, and ``estimate`` gives the sum of the codes its gradient.
     """
 
     gradient = "attached"
@@ -95,7 +96,7 @@ class ResidualStack(RandomState):
             self,
             dim=dim,
             inner_dim=inner_dim,
-            num_quantizers=num_quantizers,
+            num_quantizers=index(num_quantizers),  # an int also of NumPy's integers
             is_channel_first=is_channel_first,
             quantize_dropout=quantize_dropout and num_quantizers > 1,
             quantize_dropout_cutoff_index=quantize_dropout_cutoff_index,
@@ -241,8 +242,8 @@ class ResidualStack(RandomState):
             output = level.codes if self.gradient == "attached" else level.codes.detach()
             return level, WalkedLevel(level.codes, output)
 
-        estimated = self.training and self.gradient == "estimated"
-        compared = balanced(inputs, depth) if estimated else inputs
+        balances = self.training and self.gradient in ("averaged", "estimated")
+        compared = balanced(inputs, depth) if balances else inputs
         total, levels = walk(compared, levels_to_walk(depth, self.num_quantizers), choose)
         if self.gradient == "estimated":
             total = self.estimate(inputs, total)

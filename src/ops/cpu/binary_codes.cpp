@@ -83,7 +83,8 @@ void draw_tokens(const at::Tensor& logits, const Draws* draws, const bool* mask,
   };
   at::parallel_for(0, tokens, kBitsPerTask / bits + 1, [&](int64_t begin, int64_t end) {
     if (draws == nullptr) {
-      for (int64_t i = begin; i < end; ++i) fill(i, [](int64_t, double logit) { return logit > 0; });
+      for (int64_t i = begin; i < end; ++i)
+        fill(i, [](int64_t, double logit) { return logit > 0; });
       return;
     }
     over_chances(from, draws->temperature, bits, begin, end, [&](int64_t i, const double* p) {

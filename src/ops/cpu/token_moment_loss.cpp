@@ -23,8 +23,8 @@ detail::TokenMomentLossTensors token_moment_loss(const at::Tensor& x, Numbers ta
   auto* const numbers = moments.mutable_data_ptr<double>();
   input.visit([&](const auto& tokens) { detail::fill_moments(tokens, numbers); });
   std::vector<double> statistics(static_cast<size_t>(4 * dim));
-  const double loss = detail::loss_of_moments({numbers, 1, dim}, targets, weights,
-                                              statistics.data());
+  const double loss =
+      detail::loss_of_moments({numbers, 1, dim}, targets, weights, statistics.data());
   const auto statistic = [&](int64_t k) {
     auto values = at::empty({dim}, input.x.options());
     const double* const from = statistics.data() + k * dim;
@@ -36,8 +36,12 @@ detail::TokenMomentLossTensors token_moment_loss(const at::Tensor& x, Numbers ta
     }
     return values;
   };
-  return {detail::rounded_scalar(loss, input.x), statistic(0), statistic(1), statistic(2),
-          statistic(3), moments};
+  return {detail::rounded_scalar(loss, input.x),
+          statistic(0),
+          statistic(1),
+          statistic(2),
+          statistic(3),
+          moments};
 }
 
 at::Tensor token_moment_loss_backward(const at::Tensor& grad, const at::Tensor& x,

@@ -3,8 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "ops/cpu/moments.h"
 #include "ops/cpu/moment_tokens.h"
+#include "ops/cpu/moments.h"
 
 namespace torchvq {
 namespace {
@@ -14,7 +14,8 @@ using OptionalTensor = std::optional<at::Tensor>;
 at::Tensor token_moments(const at::Tensor& x, const OptionalTensor& mask) {
   detail::check_token_moments(x, mask);
   const detail::MomentInput input(x, mask);
-  auto moments = at::empty({detail::count_moments(x.size(-1))}, input.x.options().dtype(at::kDouble));
+  auto moments =
+      at::empty({detail::count_moments(x.size(-1))}, input.x.options().dtype(at::kDouble));
   input.visit([&](const auto& tokens) {
     detail::fill_moments(tokens, moments.mutable_data_ptr<double>());
   });
@@ -26,8 +27,8 @@ at::Tensor token_moments_backward(const at::Tensor& grad_, const at::Tensor& x,
   detail::check_token_moments_backward(grad_, x, moments_, mask);
   const detail::MomentInput input(x, mask);
   const auto moments = moments_.contiguous(), grad = grad_.to(at::kDouble).contiguous();
-  const detail::MomentSlopes slopes(grad.const_data_ptr<double>(),
-                                    moments.const_data_ptr<double>(), x.size(-1));
+  const detail::MomentSlopes slopes(grad.const_data_ptr<double>(), moments.const_data_ptr<double>(),
+                                    x.size(-1));
   return detail::token_slopes(input, slopes).to(x.scalar_type());
 }
 
