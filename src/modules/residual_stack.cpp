@@ -39,7 +39,8 @@ StackWalk walk_levels_of(const StackFamily& family, const at::Tensor& inputs,
                               [&](int64_t index, const at::Tensor& residual,
                                   const F::LevelSums& /*before*/) -> F::WalkedLevel {
                                 auto level = family.choose(index, residual, mask);
-                                codes.push_back(level.codes);
+                                // The gradient of averaged levels is a part of that of their sum.
+                       codes.push_back(family.averaged ? level.codes.detach() : level.codes);
                                 indices.push_back(level.indices);
                                 return {level.codes, level.codes};
                               })

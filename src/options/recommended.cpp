@@ -39,6 +39,7 @@ constexpr std::array kSigns{Setting{"spherical", "True"}, Setting{"entropy_loss_
 constexpr std::array kStackedSigns{Setting{"commitment_loss_weight", "0.25"}};
 // Chiu et al. 2022, arXiv:2202.01855.
 constexpr std::array kRandomProjection{Setting{"codebook_dim", "16"}};
+constexpr std::array kCopied{Setting{"rotation_trick", "False"}};
 
 // Levels whose product is close to a power of two: at least 5 each if possible (Mentzer et al.
 // 2023, arXiv:2309.15505, section 4.1), even numbers first.
@@ -82,7 +83,7 @@ constexpr std::array kPresets{
     Preset{"GroupedResidualVQ", kCodebookSize, kAverages},
     Preset{"HierarchicalVQ", kCodebookSize, {}},
     Preset{"SimVQ", kCodebookSize, {}},
-    Preset{"ResidualSimVQ", kCodebookSize, {}},
+    Preset{"ResidualSimVQ", kCodebookSize, kCopied},
     Preset{"RandomProjectionQuantizer", kCodebookSize, kRandomProjection},
     Preset{"LFQ", kCodebookSize, kSigns, kMostSignBits},
     Preset{"EvoLFQ", kCodebookSize, kSigns, kMostSignBits},

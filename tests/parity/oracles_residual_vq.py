@@ -66,19 +66,32 @@ def output_gain_is_one(build, row):
     close(gradient, weight)
 
 
-def one_rotation(build, row):
-    """The gradient is that of one rotation, from the sum of codes to the token."""
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(-1, keepdim=True)
+
+
+def mean_rotation(build, row):
+    """The gradient is the mean over the levels of the rotation from a level's code to its input."""
     module, x = build(), row.input(0)
-    _, chosen, _ = greedy(x, codes_of(module))
+    residuals, chosen, _ = greedy(x, codes_of(module))
     quantized = module(x)[0]
     w = weights(quantized.shape).double()
     (gradient,) = torch.autograd.grad((quantized * w).sum(), x)
-    u, q = x.detach().double(), chosen.sum(0)
-    e, t = F.normalize(u, dim=-1), F.normalize(q, dim=-1)
+    e, t = F.normalize(residuals, dim=-1), F.normalize(chosen, dim=-1)
     r = F.normalize(e + t, dim=-1)
-    gain = q.norm(dim=-1, keepdim=True) / u.norm(dim=-1, keepdim=True)
-    rotated = w - 2 * (w * r).sum(-1, keepdim=True) * r + 2 * (w * t).sum(-1, keepdim=True) * e
-    close(gradient, gain * rotated, 1e-4)
+    gain = chosen.norm(dim=-1, keepdim=True) / residuals.norm(dim=-1, keepdim=True)
+    close(gradient, (gain * (w - 2 * dot(w, r) * r + 2 * dot(w, t) * e)).mean(0), 1e-4)
+
+
+def mean_of_normalized(build, row):
+    """Cosine levels copy the gradient to their normalized inputs; its mean over the levels reaches the latent."""
+    module, x = build(), row.input(0)
+    residuals, _, _ = greedy(x, codes_of(module), cosine=True)
+    quantized = module(x)[0]
+    w = weights(quantized.shape).double()
+    (gradient,) = torch.autograd.grad((quantized * w).sum(), x)
+    e = F.normalize(residuals, dim=-1)
+    close(gradient, ((w - dot(w, e) * e) / residuals.norm(dim=-1, keepdim=True)).mean(0), 1e-4)
 
 
 def commitment_divided_by_levels(build, row):

@@ -24,7 +24,7 @@ RECOMMENDED = {
     "GroupedResidualVQ": {"codebook_size": 64, **AVERAGES},
     "HierarchicalVQ": {"codebook_size": 64},
     "SimVQ": {"codebook_size": 64},
-    "ResidualSimVQ": {"codebook_size": 64},
+    "ResidualSimVQ": {"codebook_size": 64, "rotation_trick": False},
     "RandomProjectionQuantizer": {"codebook_size": 64, "codebook_dim": 16},
     "LFQ": {"codebook_size": 64, **SIGNS},
     "EvoLFQ": {"codebook_size": 64, **SIGNS},

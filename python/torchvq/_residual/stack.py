@@ -253,6 +253,8 @@ class ResidualStack(RandomState):
         codes = None
         if return_all_codes:
             codes = stack_levels([level.codes for level in levels], every, 0)
+            # The gradient of averaged levels is a part of that of their sum.
+            codes = codes.detach() if self.training and self.gradient == "averaged" else codes
         return total, indices, codes, [level.detail for level in levels]
 
     def _restore(
