@@ -34,17 +34,18 @@ StackWalk walk_levels_of(const StackFamily& family, const at::Tensor& inputs,
   gradient.handed_on = family.attached ? 1 : 0;
   // With an estimator over the stack, levels receive gradients only from their losses.
   const bool balances = family.estimate || family.averaged;
-  auto total = F::walk_levels(balances ? F::balanced(inputs, depth) : inputs, depth, gradient,
-                              /*sums_outputs=*/false,
-                              [&](int64_t index, const at::Tensor& residual,
-                                  const F::LevelSums& /*before*/) -> F::WalkedLevel {
-                                auto level = family.choose(index, residual, mask);
-                                // The gradient of averaged levels is a part of that of their sum.
+  auto total =
+      F::walk_levels(balances ? F::balanced(inputs, depth) : inputs, depth, gradient,
+                     /*sums_outputs=*/false,
+                     [&](int64_t index, const at::Tensor& residual,
+                         const F::LevelSums& /*before*/) -> F::WalkedLevel {
+                       auto level = family.choose(index, residual, mask);
+                       // The gradient of averaged levels is a part of that of their sum.
                        codes.push_back(family.averaged ? level.codes.detach() : level.codes);
-                                indices.push_back(level.indices);
-                                return {level.codes, level.codes};
-                              })
-                   .codes;
+                       indices.push_back(level.indices);
+                       return {level.codes, level.codes};
+                     })
+          .codes;
   if (family.estimate) total = family.estimate(inputs, total);
   return {total, stack_levels(std::move(indices), family.levels, -1, -1), std::move(codes)};
 }
