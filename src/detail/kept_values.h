@@ -14,7 +14,7 @@ class KeptValues {
   /// The value of `key`; make() computes it at the first call. Safe under threads.
   template <typename Make>
   std::shared_ptr<const Value> get(const Key& key, const Make& make) {
-    const std::lock_guard lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     // Bounds the memory of callers that try thousands of settings.
     if (known_.size() > kMost) known_.clear();
     auto& entry = known_[key];

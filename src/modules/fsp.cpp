@@ -119,20 +119,16 @@ ops::MomentLoss FSPImpl::norm(const torch::Tensor& latents, const OptionalTensor
 }
 
 FSPOutput FSPImpl::forward(const torch::Tensor& z, const FSPForwardOptions& call) {
-  if (z.dim() == 1 && !options.channel_first()) {  // one vector
-    auto only = forward(z.unsqueeze(0), call);
-    for (auto* values : {&only.quantized, &only.indices, &only.level_indices}) {
-      *values = values->squeeze(0);
-    }
-    return only;
-  }
+  const bool alone = z.dim() == 1 && !options.channel_first();
+  const auto x = alone ? z.unsqueeze(0) : z;
+  const auto own = [&](const torch::Tensor& values) { return alone ? values.squeeze(0) : values; };
   const auto layout = layout_of(options);
-  layout.check_input(z);
-  const auto token_mask = layout.token_mask(z, call.mask(), std::nullopt);
+  layout.check_input(x);
+  const auto token_mask = layout.token_mask(x, call.mask(), std::nullopt);
   // Before the generator advances.
   TORCH_CHECK_VALUE(call.eps() > 0 && call.eps() < 0.5,
                     "FSP: expected eps to be in (0, 1/2), but got ", call.eps());
-  auto latents = layout.pack(z);
+  auto latents = layout.pack(x);
   if (token_mask) {
     latents = F::fill_masked(latents, *token_mask);
   }
@@ -149,20 +145,20 @@ FSPOutput FSPImpl::forward(const torch::Tensor& z, const FSPForwardOptions& call
   const auto found = ops::scalar_perturb(latents, options.levels(), draws, options.quantize_rate(),
                                          perturbation(call.eps()), token_mask);
   auto output = project_out ? detail::apply_linear(project_out, found.codes) : found.codes;
-  output = output.to(z.scalar_type());
+  output = output.to(x.scalar_type());
   if (token_mask) {
     output = F::fill_padding(output, *token_mask);
   }
   const auto place = [&](const torch::Tensor& values) {
-    return F::unpack_positions(values, z.sym_sizes(), options.channel_first());
+    return F::unpack_positions(values, x.sym_sizes(), options.channel_first());
   };
   const auto dtype = found.codes.scalar_type();
   const auto statistic = [&](const torch::Tensor& value) { return value.to(dtype); };
   const auto indices = as_returned(options, place(found.indices));
-  return {layout.unpack(output, z),
-          indices,
+  return {own(layout.unpack(output, x)),
+          own(indices),
           moments.loss.to(dtype),
-          place(found.level_indices),
+          own(place(found.level_indices)),
           statistic(moments.mean),
           statistic(moments.variance),
           statistic(moments.skewness),

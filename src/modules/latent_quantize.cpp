@@ -69,7 +69,7 @@ void LatentQuantizeImpl::reset() {
     for (auto& own : initial) own = own.to(dtype);
   }
   if (!options.optimize_values()) {
-    fixed_ = initial;
+    fixed_ = std::move(initial);
     return;
   }
   values_per_latent = register_module("values_per_latent", torch::nn::ParameterList());

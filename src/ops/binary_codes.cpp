@@ -86,7 +86,10 @@ void check_binary_kl_loss_backward(const at::Tensor& grad, const at::Tensor& log
                                    bool reduce) {
   constexpr auto op = "binary_kl_loss_backward";
   check_binary_kl_loss(logits, threshold, mask);
-  if (!reduce) return check_of_tokens(op, "grad", grad, value_dtype(logits, logits), logits);
+  if (!reduce) {
+    check_of_tokens(op, "grad", grad, value_dtype(logits, logits), logits);
+    return;
+  }
   check_dtype(op, "grad", grad, value_dtype(logits, logits));
   check_rank(op, "grad", grad, 0, "()");
   check_same_device(op, "logits", logits, "grad", grad);

@@ -51,7 +51,7 @@ class TORCHVQ_API FSPImpl : public KeptBuffers<FSPImpl>, public NoisyModule {
       const std::optional<torch::Device>& device = std::nullopt) const override;
   void pretty_print(std::ostream& stream) const override;
 
-  /// @param z     (B, *, dim), or with channel_first (B, dim, *).
+  /// @param z     (B, *, dim), or with channel_first (B, dim, *), or a vector (dim).
   /// @param call  options of this call.
   ///
   /// Distributed  in training the moments are those of all ranks' tokens: one all-reduce.

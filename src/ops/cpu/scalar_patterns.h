@@ -22,7 +22,7 @@ bool is_compared(at::IntArrayRef levels);
 struct ScalarPatternsStorage {
   ScalarPatternsStorage(at::IntArrayRef levels, ScalarBound bound);
   /// For features whose levels change at the given numbers; codes are the level numbers.
-  explicit ScalarPatternsStorage(const std::vector<std::vector<float>>& changes);
+  explicit ScalarPatternsStorage(const std::vector<std::vector<float>>& of_features);
 
   kernels::ScalarPatterns view() const {
     return {period, changes.data(), most, factor, centre.data(), divisor.data()};
