@@ -66,6 +66,9 @@ TEST(LatentQuantizeTest, InPlaceOptimizerStepsAndItsStateIsSaved) {
   const auto before = one->values()[0].detach().clone();
   one(x);
   EXPECT_FALSE(at::equal(one->values()[0], before));
+  const auto moved = one->values()[0].detach().clone();
+  one(at::zeros({2, 3, 0}));  // without a token there is no step, which the moments would make
+  EXPECT_TRUE(at::equal(one->values()[0], moved));
   load_state_dict(*two, state_dict(*one));
   const auto copy = std::dynamic_pointer_cast<LatentQuantizeImpl>(one->clone());
   const auto expected = one(x).quantized;

@@ -150,6 +150,46 @@ TEST(ResidualVQStateTest, CastsKeepTheAveragesWide) {
   EXPECT_TRUE(output.quantized.isfinite().all().item<bool>());
 }
 
+TEST(ResidualVQStateTest, OwnOptimizersDoNotStepWithoutAToken) {
+  for (const bool shared : {false, true}) {
+    auto stack = make_stack(with_adam(shared));
+    train_stack(stack, 0, 2);  // the optimizer has moments, by which it would move codes
+    const auto before = state_of(*stack);
+    const auto x = normal({2, 5, kDim});
+    stack(normal({2, 0, kDim}));
+    stack(x, StackCall().mask(at::zeros({2, 5}, at::kBool)));
+    for (int64_t level = 0; level < kLevels; ++level) {
+      const auto name = "layers." + std::to_string(level) + "._codebook.embed";
+      EXPECT_TRUE(at::equal(before.at(name), state_of(*stack).at(name))) << name;
+    }
+  }
+}
+
+TEST(ResidualVQStateTest, GroupsThatShareCodebooksNameTheirBridgeUnderEveryLevel) {
+  auto options = with([](auto& o) {
+    o.shared_codebook(true).vq().learnable_codebook(true).ema_update(false);
+    o.vq().vq_bridge(torch::nn::AnyModule(torch::nn::Linear(kDim / 2, kDim / 2)));
+  });
+  const auto made = [&](uint64_t seed) {
+    at::manual_seed(seed);
+    auto given = options;
+    given.vq().vq_bridge(given.vq().vq_bridge().clone());
+    return GroupedResidualVQ(GroupedResidualVQOptions(kDim).groups(2).rvq(given));
+  };
+  auto one = made(0), two = made(1);
+  const auto state = state_of(*one);
+  for (const char* stack : {"rvqs.0.", "rvqs.1."}) {
+    for (int64_t level = 0; level < kLevels; ++level) {
+      const auto name = stack + ("layers." + std::to_string(level)) + "._codebook.vq_bridge.weight";
+      EXPECT_TRUE(state.contains(name)) << name;
+    }
+  }
+  load_state_dict(*two, state);
+  const auto x = normal({2, 5, kDim});
+  one->eval(), two->eval();
+  EXPECT_TRUE(at::equal(one(x).quantized, two(x).quantized));
+}
+
 TEST(ResidualVQStateTest, ModulesSayWhatTheyAre) {
   std::stringstream text;
   text << make_stack(stack_options()) << "\n"
