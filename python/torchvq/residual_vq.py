@@ -386,7 +386,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         first = self.levels[0]
         by_codes = first.straight_through and not first.route_gradients_to_input
         # Each level rotates by its own angle, and normalizes its own input.
-        own = first.rotation_trick or first.use_cosine_sim
+        own = first.use_cosine_sim or (self.num_quantizers > 1 and first.rotation_trick)
         return self.training and not self.diveq and (self.vqp_compat or by_codes or own)
 
     @property

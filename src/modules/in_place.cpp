@@ -29,10 +29,11 @@ bool average_gradients(const std::vector<at::Tensor>& learned, const at::Tensor&
   // The mean of ones over the tokens of all ranks is 1, or 0 if there is none.
   gradients.push_back(at::ones({}, tokens.options()));
   const auto averages = F::average_gradients(gradients, tokens, mask, ranks);
+  if (!certain && averages.back().item<double>() == 0) return false;  // gradients stay as they are
   for (size_t index = 0; index < parameters.size(); ++index) {
     parameters[index].mutable_grad() = averages[index];
   }
-  return certain || averages.back().item<double>() != 0;
+  return true;
 }
 
 at::Tensor target_of(const at::Tensor& tokens) {

@@ -19,9 +19,10 @@ using OptionalTensor = std::optional<at::Tensor>;
 bool estimates_levels(const ResidualVQImpl& rvq) {
   const auto& first = rvq.options.vq();
   const bool by_codes = first.straight_through() && !first.route_gradients_to_input();
-  return rvq.is_training() && !rvq.options.diveq() &&
-         (first.vqp_compat() || by_codes || first.use_cosine_sim() ||
-          rvq.levels[0]->resolved().rotation_trick);
+  // Each level rotates by its own angle, and normalizes its own input.
+  const bool own = first.use_cosine_sim() ||
+                   (rvq.num_quantizers() > 1 && rvq.levels[0]->resolved().rotation_trick);
+  return rvq.is_training() && !rvq.options.diveq() && (first.vqp_compat() || by_codes || own);
 }
 
 Level choose_level(ResidualVQImpl& rvq, int64_t index, const at::Tensor& residual,
