@@ -362,7 +362,8 @@ class Codebook(Replayed, AffineMap, AddedState, KeptStatistics, DrawsBesideState
     def rules(self) -> tuple[object, ...]:
         """The options that codebooks must have in common to learn by one call."""
         thresholds = self.threshold_ema_dead_code, self.dead_code_threshold_fraction
-        return (self.metric, self.decay, self.eps, self.manual_ema_update, *thresholds)
+        learning = self.decay, self.eps, self.manual_ema_update, self.reset_cluster_size
+        return (self.metric, *learning, *thresholds)
 
     def learns(self, ema_update: bool) -> bool:
         """Whether a training step computes statistics."""

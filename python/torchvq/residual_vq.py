@@ -314,7 +314,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
             for codebook in codebooks:
                 steps.enter_context(codebook.step_of())
         ranks = ranks_of(first, type(self).__name__)
-        frozen = freeze_codebook or first.freeze_codebook
+        frozen = freeze_codebook or all(level.freeze_codebook for level in self.levels)
         seen = None if sees_padding(self) else token_mask
         tokens = enter(x, seen, layout, self.project_in)
         seeded = self.training and self.quantize_dropout and seed is not None

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <torch/csrc/autograd/variable.h>
+
 #include "modules/optimizer_state.h"
 
 namespace torchvq {
@@ -26,9 +28,13 @@ bool InPlaceOptimizer::learns_in_place() const {
 }
 
 void InPlaceOptimizer::update_in_place_optimizer() {
-  if (in_place_optimizer_) {
-    in_place_optimizer_->step();
-    in_place_optimizer_->zero_grad();
+  if (!in_place_optimizer_) return;
+  in_place_optimizer_->step();
+  in_place_optimizer_->zero_grad();
+  // The optimizers of LibTorch write past the version counters, so a graph that holds the values
+  // before the step would take those after it, where that of Python raises.
+  for (const auto& group : in_place_optimizer_->param_groups()) {
+    for (const auto& parameter : group.params()) torch::autograd::impl::bump_version(parameter);
   }
 }
 

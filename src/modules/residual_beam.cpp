@@ -136,7 +136,9 @@ void prepare_levels(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRe
   auto residual = inputs.detach();
   std::optional<ops::ResidualPaths> path;
   for (int64_t index = 0; index < levels; ++index) {
-    prepare(*rvq.levels[index], residual, mask, request.frozen, request.ranks);
+    auto& level = *rvq.levels[index];
+    const bool frozen = request.frozen || level.options.freeze_codebook();
+    prepare(level, residual, mask, frozen, request.ranks);
     if (changes && rvq.options.implicit_neural_codebook()) {
       path = extend_implicit(rvq, index, path ? *path : first_paths(residual), request, 1);
       residual = path->residual.squeeze(2);

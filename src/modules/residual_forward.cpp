@@ -1,4 +1,5 @@
 // The forward of ResidualVQ.
+#include <algorithm>
 #include <ios>
 #include <optional>
 #include <sstream>
@@ -156,13 +157,16 @@ StackRequest checked_request(const ResidualVQImpl& rvq, const torch::Tensor& x,
   const auto layout = layout_of(rvq);
   layout.check_input(x);
   check_temperature(rvq.levels[0]->options, call.sample_codebook_temp(), layout.owner);
+  const bool frozen =
+      std::all_of(rvq.levels.begin(), rvq.levels.end(),
+                  [](const VectorQuantize& level) { return level->options.freeze_codebook(); });
   return {
       .mask = layout.token_mask(x, call.mask(), std::nullopt),
       .batch = 0,
       .tokens = 0,
       .targets = targets_of(rvq, x, call),
       .temperature = call.sample_codebook_temp(),
-      .frozen = call.freeze_codebook() || rvq.levels[0]->options.freeze_codebook(),
+      .frozen = call.freeze_codebook() || frozen,
       .depth = 0,
       .ranks = ranks_of(*rvq.levels[0], "ResidualVQ"),
       .beam = beam_of(rvq, call.beam_size()),

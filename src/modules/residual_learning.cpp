@@ -1,4 +1,5 @@
 // Losses and learning of the levels of residual stacks, with one exchange of statistics.
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -53,12 +54,13 @@ std::vector<F::QuantizerLosses> search_losses(const ResidualVQImpl& rvq,
   return found;
 }
 
-/// The tokens that a level learns from: none where it, or its codebook, is in evaluation mode.
+/// The tokens that a level learns from: none where it is frozen, or it or its codebook is in
+/// evaluation mode.
 F::StepTokens learnt_tokens(const Level& level) {
   const auto& codebook = *level.vq->codebook_state;
   const auto& searched = level.result.searched;
   F::StepTokens tokens{codebook.raw_inputs(searched.inputs), searched.indices, searched.mask};
-  if (level.vq->is_training() && codebook.is_training()) return tokens;
+  if (level.vq->is_training() && codebook.is_training() && !level.request.frozen) return tokens;
   const auto none = [](const at::Tensor& rows) { return rows.slice(1, 0, 0); };
   return {none(tokens.x), none(tokens.indices),
           tokens.mask ? std::optional(none(*tokens.mask)) : std::nullopt};
@@ -111,7 +113,9 @@ std::vector<at::Tensor> learn(const std::vector<Searched>& stacks) {
     }
     found.push_back(search_losses(*rvq, walk->levels, options[s], request->ranks));
   }
-  const bool training = stacks[0].rvq->is_training(), frozen = stacks[0].request->frozen;
+  const bool training = stacks[0].rvq->is_training();
+  const bool frozen = std::all_of(stacks.begin(), stacks.end(),
+                                  [](const Searched& stack) { return stack.request->frozen; });
   const auto counts = training && !frozen ? update(stacks) : Counts(stacks.size());
   std::vector<at::Tensor> losses;
   for (size_t s = 0; s < stacks.size(); ++s) {
@@ -123,7 +127,7 @@ std::vector<at::Tensor> learn(const std::vector<Searched>& stacks) {
                                std::move(found[s][index]), options[s][index]));
     }
     if (training) {
-      finish_step(*rvq, walk->levels, counts[s], request->ranks, !frozen || draws(*rvq));
+      finish_step(*rvq, walk->levels, counts[s], request->ranks, !request->frozen || draws(*rvq));
     }
     losses.push_back(stack_levels(std::move(own), rvq->num_quantizers(), 0));
   }

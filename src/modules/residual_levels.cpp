@@ -33,8 +33,9 @@ Level choose_level(ResidualVQImpl& rvq, int64_t index, const at::Tensor& residua
   const auto mask = layout.split_mask(request.mask);
   const auto targets =
       request.targets.empty() ? std::nullopt : OptionalTensor(request.targets[index]);
-  const auto own_request = request_of_level(vq, targets, request.mask, request.temperature,
-                                            request.frozen, request.ranks);
+  const bool frozen = request.frozen || vq.options.freeze_codebook();
+  const auto own_request =
+      request_of_level(vq, targets, request.mask, request.temperature, frozen, request.ranks);
   const bool shared = rvq.options.shared_codebook();
   if (!chosen && (index == 0 || !shared)) {
     prepare(vq, residual, mask, own_request.frozen, request.ranks);

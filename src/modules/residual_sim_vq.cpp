@@ -38,14 +38,12 @@ torch::Tensor placed(const torch::Tensor& codes, bool channel_first) {
   return channel_first && codes.dim() > 3 ? codes.movedim(-1, 2) : codes;
 }
 
-SimVQOptions level_options(const ResidualSimVQOptions& options, bool first) {
+SimVQOptions level_options(const ResidualSimVQOptions& options) {
   auto own = options.sim_vq();
   own.dim(options.dim() / options.heads())
       .codebook_size(options.codebook_size())
       .rotation_trick(options.rotation_trick())
       .channel_first(false);
-  auto& transform = own.codebook_transform();
-  if (!first && !transform.is_empty()) transform = transform.clone();
   return own;
 }
 
@@ -66,8 +64,10 @@ void ResidualSimVQImpl::reset() {
   options.validate();
   levels.clear();
   auto list = register_module("layers", torch::nn::ModuleList());
+  const bool shared = !options.sim_vq().codebook_transform().is_empty();
   for (int64_t level = 0; level < options.num_quantizers(); ++level) {
-    levels.emplace_back(level_options(options, level == 0));
+    // Registered once, so that an optimizer updates a shared parameter once.
+    levels.emplace_back(level_options(options), /*owns_transform=*/level == 0 || !shared);
     list->push_back(levels.back());
   }
   if (drops()) rng = register_buffer("rng", detail::fresh_rng());

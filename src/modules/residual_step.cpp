@@ -1,6 +1,7 @@
 #include "modules/residual_step.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include <ATen/ops/zeros_like.h>
@@ -13,6 +14,22 @@
 namespace torchvq::detail {
 
 namespace F = functional;
+
+namespace {
+
+/// The options of levels of which the operator has one value for all.
+auto options_of_all(const VectorQuantizeOptions& level) {
+  return std::tie(level.freeze_codebook(), level.commitment_weight(),
+                  level.commitment_use_cross_entropy_loss(), level.orthogonal_reg_weight(),
+                  level.orthogonal_reg_active_codes_only(), level.orthogonal_reg_max_codes(),
+                  level.codebook_diversity_loss_weight(), level.codebook_diversity_temperature(),
+                  level.stochastic_sample_codes(), level.sample_codebook_temp(),
+                  level.straight_through(), level.directional_reparam(),
+                  level.directional_reparam_variance(), level.route_gradients_to_input(),
+                  level.sync_update_v());
+}
+
+}  // namespace
 
 bool steps_at_once(const ResidualVQImpl& rvq, const at::Tensor& tokens) {
   const auto& options = rvq.options.vq();
@@ -29,8 +46,7 @@ bool steps_at_once(const ResidualVQImpl& rvq, const at::Tensor& tokens) {
   return std::all_of(rvq.levels.begin(), rvq.levels.end(), [&](const VectorQuantize& level) {
     const auto& codebook = *level->codebook_state;
     return level->is_training() == training && codebook.is_training() == training &&
-           codebook.initialised() &&
-           level->options.commitment_weight() == first.commitment_weight();
+           codebook.initialised() && options_of_all(level->options) == options_of_all(first);
   });
 }
 

@@ -64,8 +64,10 @@ const torch::nn::LinearImpl* plain_map(const SimVQImpl& vq, const torch::Tensor&
 
 }  // namespace
 
-SimVQImpl::SimVQImpl(SimVQOptions options_)
-    : options(std::move(options_)), handle_(distributed::new_handle()) {
+SimVQImpl::SimVQImpl(SimVQOptions options_, bool owns_transform)
+    : options(std::move(options_)),
+      handle_(distributed::new_handle()),
+      owns_transform_(owns_transform) {
   reset();
 }
 
@@ -84,7 +86,7 @@ void SimVQImpl::reset() {
     code_transform = torch::nn::AnyModule(
         torch::nn::Linear(torch::nn::LinearOptions(width, options.dim()).bias(false)));
   }
-  register_module("code_transform", code_transform.ptr());
+  if (owns_transform_) register_module("code_transform", code_transform.ptr());
 }
 
 void SimVQImpl::pretty_print(std::ostream& stream) const {
@@ -98,9 +100,15 @@ std::shared_ptr<torch::nn::Module> SimVQImpl::clone(
   own.init_fn({});
   auto& transform = own.codebook_transform();
   if (!transform.is_empty()) transform = transform.clone(device);
-  auto copy = std::make_shared<SimVQImpl>(std::move(own));
+  auto copy = std::make_shared<SimVQImpl>(std::move(own), owns_transform_);
   detail::copy_tensors(*this, *copy, device);
   return copy;
+}
+
+std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>
+SimVQImpl::borrowed_modules() const {
+  if (owns_transform_) return {};
+  return {{"code_transform", code_transform.ptr()}};
 }
 
 // Codes -------------------------------------------------------------------------------------------

@@ -67,6 +67,8 @@ CASES: dict[str, Case] = {
         more="seed", quantize_dropout=True, quantize_dropout_multiple_of=2
     ),
     "stack_beam": stack(eval_beam_size=3, heads=2),
+    "stack_network": stack(codebook_transform="network"),
+    "stack_network_cast": stack(codebook_transform="network", cast="bfloat16"),
     "stack_no_positions": stack((9, 6)),
     "random": random(),
     "random_codebooks": random(more="mask", num_codebooks=3),

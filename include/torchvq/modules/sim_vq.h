@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/nn/modules/common.h>
@@ -45,7 +46,9 @@ struct SimVQOutput {
 /// ```
 class TORCHVQ_API SimVQImpl : public KeptBuffers<SimVQImpl> {
  public:
-  explicit SimVQImpl(SimVQOptions options);
+  /// @param owns_transform  whether codebook_transform is registered here; not where another level
+  ///                        of a stack owns it.
+  explicit SimVQImpl(SimVQOptions options, bool owns_transform = true);
 
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
@@ -105,10 +108,12 @@ class TORCHVQ_API SimVQImpl : public KeptBuffers<SimVQImpl> {
   std::string group() const;
   /// Identifies this module in the handshake of ranks.
   int64_t handle() const { return handle_; }
+  /// Modules of other owners that this one uses, by the names that they have in Python's state.
+  std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> borrowed_modules() const;
 
   SimVQOptions options;
   torch::Tensor frozen_codebook;        ///< (K, frozen_codebook_dim), registered under this name
-  torch::nn::AnyModule code_transform;  ///< registered under this name
+  torch::nn::AnyModule code_transform;  ///< registered under this name by its owner
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<torch::Tensor>())})
@@ -118,6 +123,7 @@ class TORCHVQ_API SimVQImpl : public KeptBuffers<SimVQImpl> {
   void handshake(const std::string& group) const;
 
   int64_t handle_;
+  bool owns_transform_;
 };
 
 TORCH_MODULE(SimVQ);

@@ -98,8 +98,8 @@ struct TORCHVQ_API ResidualSimVQOptions {
   /// Paths through the levels that the search keeps in evaluation, at least 1. Default: none, the
   /// nearest code of each level.
   TORCH_ARG(std::optional<int64_t>, eval_beam_size);
-  /// Options of every level; the stack sets shape, layout and rotation, which are ignored here. A
-  /// codebook_transform is cloned for every level but the first.
+  /// Options of every level; the stack sets shape, layout and rotation, which are ignored here. All
+  /// levels share a codebook_transform.
   TORCH_ARG(SimVQOptions, sim_vq) = SimVQOptions(1, 1);
 };
 

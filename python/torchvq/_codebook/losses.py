@@ -104,7 +104,8 @@ def shared_totals(
         searched: the search of each level in use.
     """
     first = quantizers[0]
-    if ranks.alone or not first.has_codebook_diversity_loss or first.vqp_compat:
+    diverse = any(vq.has_codebook_diversity_loss for vq in quantizers)
+    if ranks.alone or not diverse or first.vqp_compat:
         return [None] * len(searched)
     codebook = first._codebook
     if codebook.replaying:

@@ -65,7 +65,8 @@ def prepare_levels(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -
         if index > 0 and rvq.shared_codebook:
             break
         mask = level_mask(rvq, request, index)[1]
-        prepare(rvq.levels[index], residual, mask, request.frozen, request.ranks)
+        level = rvq.levels[index]
+        prepare(level, residual, mask, request.frozen or level.freeze_codebook, request.ranks)
         if changes and rvq.implicit_neural_codebook:
             path = extend_implicit(rvq, index, path or first_paths(inputs), request, 1)
             residual = path.residual.squeeze(2)

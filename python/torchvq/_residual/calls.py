@@ -19,10 +19,12 @@ _OWNER = "ResidualVQ"
 
 def options_text(rvq: "ResidualVQ") -> str:
     """The options in which all ranks must agree, besides those of the levels."""
+    frozen = [index for index, level in enumerate(rvq.levels) if level.freeze_codebook]
     return (
         f"ResidualVQ of {rvq.num_quantizers} levels, shared {rvq.shared_codebook}, "
         f"implicit {rvq.implicit_neural_codebook}, dropout {rvq.quantize_dropout} from "
         f"{rvq.quantize_dropout_cutoff_index} in multiples of {rvq.quantize_dropout_multiple_of}, "
+        f"frozen levels {frozen}, "
         f"own optimizer {optimizer_text(rvq.in_place_codebook_optimizer)}"
     )
 

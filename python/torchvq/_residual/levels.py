@@ -147,9 +147,8 @@ def _choose_level(
     used = None if isinstance(request.depth, int) else request.depth > index
     mask, head_mask = level_mask(rvq, request, index)
     targets = None if request.targets is None else request.targets[index]
-    own_request = request_of_level(
-        vq, targets, mask, request.temperature, request.frozen, request.ranks
-    )
+    frozen = request.frozen or vq.freeze_codebook
+    own_request = request_of_level(vq, targets, mask, request.temperature, frozen, request.ranks)
     if chosen is None and (index == 0 or not rvq.shared_codebook):
         prepare(vq, residual, head_mask, own_request.frozen, request.ranks)
     if index == 0 and rvq.shared_codebook and not request.frozen:
@@ -323,7 +322,7 @@ def _stack_step(stack: Searched) -> StackStep:
         joined = StepTokens.by(searched)
         return [stack.levels[0].vq._codebook], [joined if learning else joined.none_of()]
     parts = [StepTokens.by([level.result.searched]) for level in stack.levels]
-    # Levels in evaluation mode keep their place in the message.
+    # Levels that do not learn keep their place in the message.
     tokens = [
         part if _trains(level) else part.none_of()
         for level, part in zip(stack.levels, parts, strict=True)
@@ -332,7 +331,7 @@ def _stack_step(stack: Searched) -> StackStep:
 
 
 def _trains(level: Level) -> bool:
-    return level.vq.training and level.vq._codebook.training
+    return level.vq.training and level.vq._codebook.training and not level.request.frozen
 
 
 def _learn_in_turn(levels: list[Level]) -> list[Tensor]:

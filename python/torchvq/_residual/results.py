@@ -43,14 +43,15 @@ class Started(NamedTuple):
 
 def finish(started: Sequence[Started]) -> list[ResidualResult]:
     """The second half of the forwards of stacks with equal options, which learn in one exchange over ranks."""
-    walked = [(own, own.walk) for own in started if own.walk is not None]
+    later = all(own.overlaps for own in started)
+    walked = [(own._replace(overlaps=later), own.walk) for own in started if own.walk is not None]
     terms = [search_losses(own.rvq, walk.levels, own.request.ranks) for own, walk in walked]
     counts: list[list[Tensor]] = [[] for _ in walked]
     for own, _ in walked:
         if own.rvq.training:
             begin_step(own.rvq._codebooks())
-    later = bool(walked) and walked[0][0].overlaps
-    if walked and walked[0][0].rvq.training and not walked[0][0].request.frozen and not later:
+    learns = any(own.rvq.training and not own.request.frozen for own, _ in walked)
+    if learns and not later:
         counts = learn([_searched(own, walk) for own, walk in walked])
     ended = [
         _end_walk(own, walk, scored, found)

@@ -31,10 +31,10 @@ class Step(NamedTuple):
 
 def steps_at_once(rvq: "ResidualVQ", tokens: Tensor) -> bool:
     """Whether no Python code runs between the levels: no k-means, no network that computes codes, no optimizer, and
-    one estimator serves all levels."""
+    the same options for all levels."""
     levels, training = rvq.levels, rvq.training
     first = levels[0]
-    rules = first._codebook.rules
+    rules, options = first._codebook.rules, _options(first)
     optimizers = (rvq.in_place_codebook_optimizer, first.in_place_codebook_optimizer)
     if rvq.implicit_neural_codebook or any(own is not None for own in optimizers):
         return False
@@ -49,12 +49,36 @@ def steps_at_once(rvq: "ResidualVQ", tokens: Tensor) -> bool:
             and codebook.begins_initialised
             and not codebook.affine_param
             and codebook.rules == rules
-            and level.commitment_weight == first.commitment_weight
-            and level.has_commitment_loss == first.has_commitment_loss
+            and _options(level) == options
         )
         if not alike:
             return False
     return True
+
+
+def _options(level: "VectorQuantize") -> tuple[object, ...]:
+    """The options of a level of which the operator has one value for all."""
+    return (
+        level.freeze_codebook,
+        level.commitment_weight,
+        level.has_commitment_loss,
+        level.commitment_use_cross_entropy_loss,
+        level.orthogonal_reg_weight,
+        level.has_codebook_orthogonal_loss,
+        level.orthogonal_reg_active_codes_only,
+        level.orthogonal_reg_max_codes,
+        level.codebook_diversity_loss_weight,
+        level.has_codebook_diversity_loss,
+        level.codebook_diversity_temperature,
+        level.stochastic_sample_codes,
+        level.sample_codebook_temp,
+        level.straight_through,
+        level.rotation_trick,
+        level.directional_reparam,
+        level.directional_reparam_variance,
+        level.route_gradients_to_input,
+        level.sync_update_v,
+    )
 
 
 def step_at_once(

@@ -117,6 +117,29 @@ TEST(ResidualSimVQTest, StateHasTheNamesOfPython) {
   EXPECT_TRUE(at::equal(stack(x).loss, copy->forward(x).loss));
 }
 
+TEST(ResidualSimVQTest, LevelsShareATransform) {
+  const auto made = [] {
+    SimVQOptions level(1, 1);
+    level.codebook_transform(torch::nn::AnyModule(torch::nn::Linear(6, 6)));
+    return ResidualSimVQ(ResidualSimVQOptions(6, 2, 11).sim_vq(level));
+  };
+  auto stack = made(), other = made();
+  EXPECT_EQ(stack->parameters().size(), 2U);
+  EXPECT_EQ(stack->levels[0]->code_transform.ptr(), stack->levels[1]->code_transform.ptr());
+  const auto state = state_dict(*stack);
+  for (const char* name : {"layers.0.code_transform.bias", "layers.1.code_transform.bias"}) {
+    EXPECT_TRUE(state.contains(name)) << name;
+  }
+  load_state_dict(*other, state);
+  auto copy = std::dynamic_pointer_cast<ResidualSimVQImpl>(stack->clone());
+  EXPECT_EQ(copy->levels[0]->code_transform.ptr(), copy->levels[1]->code_transform.ptr());
+  EXPECT_NE(copy->levels[0]->code_transform.ptr(), stack->levels[0]->code_transform.ptr());
+  const auto x = normal({1, 9, 6});
+  const auto expected = stack(x).loss;
+  EXPECT_TRUE(at::equal(other(x).loss, expected));
+  EXPECT_TRUE(at::equal(copy->forward(x).loss, expected));
+}
+
 TEST(ResidualSimVQTest, OptionsAndInputAreChecked) {
   EXPECT_THROW(ResidualSimVQ(ResidualSimVQOptions(6, 0, 11)), c10::ValueError);
   EXPECT_THROW(ResidualSimVQ(ResidualSimVQOptions(6, 3, 0)), c10::ValueError);

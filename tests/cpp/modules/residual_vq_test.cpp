@@ -1,4 +1,7 @@
 #include <set>
+#include <utility>
+
+#include <torchvq/ops/orthogonal_loss.h>
 
 #include "modules/residual_vq_support.h"
 
@@ -212,6 +215,50 @@ TEST(ResidualVQTest, AFrozenStackLearnsNothing) {
   for (const auto& [name, value] : state_of(*stack)) {
     if (!name.ends_with("rng")) EXPECT_TRUE(at::equal(value, before.at(name))) << name;
   }
+}
+
+TEST(ResidualVQTest, AFrozenLevelIsOneInEvaluationMode) {
+  for (const bool shared : {false, true}) {
+    auto frozen = make_stack(stack_options().shared_codebook(shared));
+    auto other = make_stack(stack_options().shared_codebook(shared));
+    load_state_dict(*other, state_of(*frozen));
+    frozen->levels[1]->options.freeze_codebook(true);
+    other->levels[1]->Module::train(false);
+    if (shared) other->levels[1]->codebook_state->train();
+    for (int step = 0; step < 3; ++step) {
+      const auto x = normal({2, 20, kDim}, 100 + step);
+      EXPECT_TRUE(at::equal(frozen(x).indices, other(x).indices));
+    }
+    expect_same_state(state_of(*frozen), state_of(*other));
+  }
+}
+
+TEST(ResidualVQTest, EachLevelHasItsOwnWeights) {
+  auto stack = make_stack(with([](auto& o) { o.vq().orthogonal_reg_weight(0.5); }));
+  auto other = make_stack(with([](auto& o) { o.vq().orthogonal_reg_weight(0.5); }));
+  load_state_dict(*other, state_of(*stack));
+  other->levels[2]->options.orthogonal_reg_weight(1.5);
+  other->levels[1]->options.commitment_weight(3);
+  const auto x = normal({2, 20, kDim});
+  const auto one = stack(x).loss, two = other(x).loss;
+  const auto orthogonal = ops::orthogonal_loss(stack->levels[2]->codebook_state->embed);
+  EXPECT_TRUE(at::equal(one[0], two[0]));
+  EXPECT_TRUE(at::allclose(two[2] - one[2], orthogonal.to(at::kFloat), 1e-4, 1e-5));
+  EXPECT_GT((two[1] / one[1]).item<double>(), 1.5);
+  expect_same_state(state_of(*stack), state_of(*other));
+}
+
+TEST(ResidualVQTest, AGraphThatHoldsWeightsBeforeTheirStepRaises) {
+  auto options = with([](auto& o) {
+    o.vq().learnable_codebook(true).ema_update(false).in_place_codebook_optimizer(
+        [](std::vector<torch::Tensor> own) {
+          return std::make_shared<torch::optim::SGD>(std::move(own), torch::optim::SGDOptions(0.1));
+        });
+    o.vq().vq_bridge(torch::nn::AnyModule(torch::nn::Linear(kDim, kDim)));
+  });
+  auto stack = make_stack(options);
+  const auto output = stack(normal({2, 20, kDim}).requires_grad_());
+  EXPECT_THROW((output.quantized.sum() + output.loss.sum()).backward(), c10::Error);
 }
 
 TEST(ResidualVQTest, TrainingLowersTheError) {
