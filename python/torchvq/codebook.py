@@ -306,9 +306,10 @@ class Codebook(Replayed, AffineMap, AddedState, KeptStatistics, DrawsBesideState
             # Otherwise each rank would begin with its own codes; all ranks take those of rank 0.
             _ops.broadcast_state_(state, **ranks.named())
         self.store_embed(embed)
-        # Without a real token the codes stay uninitialised. Compiled code cannot check for that.
-        # Read now, for compilers.
-        self._initialised = True if torch.compiler.is_compiling() else self.initialised
+        if torch.compiler.is_compiling():
+            # Compiled code cannot check for a real token: without any the codes stay as they were built, and begin.
+            self.initted.fill_(True)
+        self._initialised = torch.compiler.is_compiling() or self.initialised
 
     def learn(
         self,

@@ -22,6 +22,7 @@ from torchvq._base.ranks import (
     group_name,
     on_device_of,
 )
+from torchvq._base.replaced import methods_of, warn_of_replaced
 from torchvq._base.replay import StepRecords
 from torchvq.outputs import FSPOutput
 
@@ -137,6 +138,7 @@ class FSP(NoisyModule):
     ) -> None:
         super().__init__()
         check_options("FSP", locals())
+        warn_of_replaced(self, _NOT_CALLED)
         self.levels = [int(count) for count in levels]
         self.dim = len(self.levels) if dim is None else dim
         self.codebook_dim = len(self.levels)
@@ -353,3 +355,6 @@ def _only(output: FSPOutput) -> FSPOutput:
     """The output for one vector, without the batch axis that was added."""
     info = dict(output.other_info, level_indices=output.other_info["level_indices"].squeeze(0))
     return FSPOutput(output.quantized.squeeze(0), output.indices.squeeze(0), output.norm_loss, info)
+
+
+_NOT_CALLED = methods_of(FSP, "quantize_act_value")

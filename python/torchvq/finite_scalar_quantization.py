@@ -17,7 +17,8 @@ from torchvq._base.options import check_options, expect
 from torchvq._base.projection import is_wide, make_projections, project, projects_nothing
 from torchvq._base.random_state import RandomState
 from torchvq._base.ranks import everybody, noise_rng
-from torchvq._base.wide_buffers import wide_default
+from torchvq._base.replaced import is_replaced, methods_of
+from torchvq._base.wide_buffers import HALF, wide_default
 from torchvq.outputs import ScalarOutput
 
 _ops = torch.ops.torchvq
@@ -61,6 +62,9 @@ class FSQ(RandomState):
         ValueError: an option out of range, or options that exclude each other. TypeError: levels that are not integers.
 
     Gradient: that of the bound, as without rounding; the identity for noise.
+
+    ``quantize``, ``bound``, ``symmetry_preserving_bound`` and ``codes_to_indices`` may be replaced, in a derived class
+    or on the module; ``forward`` then calls them, as in the reference.
 
     Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
 
@@ -145,7 +149,8 @@ class FSQ(RandomState):
         layout = self._layout_of(z.dim() if isinstance(z, Tensor) else 0)
         layout.check_input(z)
         token_mask = layout.token_mask(z, mask, None)
-        if projects_nothing(self.project_in, self.project_out):
+        plain = projects_nothing(self.project_in, self.project_out)
+        if plain and not is_replaced(self, STEPS):
             with self._noise_of() as rng:
                 quantized, indices = _ops.finite_scalar_quantize(
                     z,
@@ -201,10 +206,33 @@ class FSQ(RandomState):
         With ``scale`` (D,), quantizes ``tokens / scale`` and multiplies the codes by it. ``rng`` is for the noise, if
         there is any; ``stream`` separates levels.
         """
+        if is_replaced(self, STEPS):
+            return self._quantize_by_steps(tokens, scale, mask, rng)
         found = _ops.quantize_scalars(
             tokens, self.levels, scale=scale, stream=stream, mask=mask, **self._options(rng)
         )
         return cast(tuple[Tensor, Tensor], found)
+
+    def _quantize_by_steps(
+        self, tokens: Tensor, scale: Tensor | None, mask: Tensor | None, rng: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """``quantize_tokens`` by methods of which some are replaced."""
+        noisy = rng is not None and not is_replaced(self, {"quantize": STEPS["quantize"]})
+        condition = "0 where the bound is replaced (replace quantize, which adds the noise)"
+        expect("FSQ", not noisy, "noise_dropout", condition, self.noise_dropout)
+        rows = tokens.float() if tokens.dtype in HALF else tokens
+        rows = rows.unflatten(-1, (self.num_codebooks, -1))
+        rows = rows if scale is None else rows / scale
+        rotation = None if self._rotation is None else self._rotation.to(rows.dtype)
+        codes = self.quantize(rows if rotation is None else rows @ rotation)
+        indices = self.codes_to_indices(codes).to(torch.int64)
+        codes = codes if rotation is None else codes @ rotation.T
+        codes = codes if scale is None else codes * scale
+        quantized = codes.flatten(-2)
+        if mask is not None:
+            quantized = _ops.fill_masked(quantized, mask)
+            indices = indices.masked_fill(mask.logical_not().unsqueeze(-1), -1)
+        return quantized, indices
 
     def _options(self, rng: Tensor | None) -> dict[str, Any]:
         """The options that both operators share."""
@@ -254,6 +282,10 @@ class FSQ(RandomState):
 
     def quantize(self, z: Tensor) -> Tensor:
         """The codes (*, D) of z (*, D) with the options, but without noise and rotation."""
+        name = "symmetry_preserving_bound" if self.preserve_symmetry else "bound"
+        if is_replaced(self, {name: STEPS[name]}):
+            hard = {"hard_clamp": True} if self.bound_hard_clamp else {}
+            return cast(Tensor, getattr(self, name)(z, **hard))
         return self._codes_of(z, self.bound_name)
 
     def _codes_of(self, z: Tensor, bound: str) -> Tensor:
@@ -348,3 +380,7 @@ def _warn_of_rotation(levels: Sequence[int]) -> None:
             f"FSQ: orthogonal_rotation mixes features that have different numbers of levels, {list(levels)}",
             stacklevel=3,
         )
+
+
+# The methods that forward calls where a derived class, or the module, replaces one of them, as in the reference.
+STEPS = methods_of(FSQ, "quantize", "bound", "symmetry_preserving_bound", "codes_to_indices")

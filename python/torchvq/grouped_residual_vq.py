@@ -133,7 +133,7 @@ class GroupedResidualVQ(nn.Module):
     def stats(self, synced: bool = False) -> tuple[tuple[CodebookStats, ...], ...]:
         """The use of the codes of each group and level; see ``VectorQuantize.stats``.
 
-        One all-reduce for all groups if ``synced``.
+        One exchange for all groups if ``synced``.
         """
         found = read_stats([level for rvq in self.stacks for level in rvq.levels], synced)
         levels = self.stacks[0].num_quantizers

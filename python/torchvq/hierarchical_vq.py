@@ -484,7 +484,7 @@ class HierarchicalVQ(WideBuffers):
     def stats(self, synced: bool = False) -> tuple[CodebookStats, ...]:
         """The use of the codes of each scale in the last training forward; see ``VectorQuantize.stats``.
 
-        One all-reduce for all scales if ``synced``. A dropped scale has no tokens. Scales that share a codebook each
+        One exchange for all scales if ``synced``. A dropped scale has no tokens. Scales that share a codebook each
         report its dead and replaced codes.
         """
         levels = self.levels

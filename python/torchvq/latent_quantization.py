@@ -22,6 +22,7 @@ from torchvq._base.ranks import (
     distributed_training,
     tokens_text,
 )
+from torchvq._base.replaced import methods_of, warn_of_replaced
 from torchvq._base.replay import StepRecords
 from torchvq._base.torch_private import outside_graphs
 from torchvq._base.wide_buffers import wide_dtype
@@ -123,6 +124,7 @@ class LatentQuantize(OptimizerInCheckpoint, nn.Module):
             vqp_compat=vqp_compat,
         )
         check_options("LatentQuantize", options)
+        warn_of_replaced(self, _NOT_CALLED)
         self.levels = [int(count) for count in options["levels"]]
         self.commitment_loss_weight = float(options["commitment_loss_weight"])
         self.quantization_loss_weight = float(options["quantization_loss_weight"])
@@ -394,3 +396,6 @@ def _resolve_levels(levels: Iterable[int] | int, codebook_dim: int) -> list[int]
 
 def _or_zero(value: float | None) -> float:
     return 0 if value is None else value
+
+
+_NOT_CALLED = methods_of(LatentQuantize, "quantize", "quantization_loss", "commitment_loss")

@@ -11,9 +11,10 @@ from torchvq._base.compat import as_returned, vqp_compat_of
 from torchvq._base.constants import materialise_constants
 from torchvq._base.contained import contained
 from torchvq._base.options import check_options, expect
+from torchvq._base.replaced import is_replaced
 from torchvq._base.wide_buffers import wide_dtype
 from torchvq._residual.stack import LevelResult, ResidualStack
-from torchvq.finite_scalar_quantization import FSQ
+from torchvq.finite_scalar_quantization import FSQ, STEPS
 from torchvq.outputs import ScalarOutput, ScalarOutputWithCodes
 
 _ops = torch.ops.torchvq
@@ -184,14 +185,23 @@ class ResidualFSQ(ResidualStack):
     def quantize_level(
         self, index: int, residual: Tensor, mask: Tensor | None, rng: Tensor | None
     ) -> LevelResult:
-        codes, indices = self.quantizers[index].quantize_tokens(
-            residual, scale=self.scales[index], rng=rng, stream=index
+        level = self.quantizers[index]
+        noisy = self._is_noisy(level)
+        condition = "given to the constructor, which makes the generator of the noise"
+        expect("ResidualFSQ", rng is not None or not noisy, "noise_dropout", condition, "set later")
+        codes, indices = level.quantize_tokens(
+            residual, scale=self.scales[index], rng=rng if noisy else None, stream=index
         )
         return LevelResult(codes, indices.squeeze(-1))
+
+    def _is_noisy(self, level: FSQ) -> bool:
+        return self.training and level.training and level.noise_dropout > 0
 
     def encode_at_once(self, inputs: Tensor, depth: int | Tensor) -> tuple[Tensor, Tensor] | None:
         first = self.quantizers[0]
         if first.orthogonal_rotation or self.gradient != "attached" or not isinstance(depth, int):
+            return None
+        if any(is_replaced(level, STEPS) or self._is_noisy(level) for level in self.quantizers):
             return None
         quantized, indices = _ops.residual_scalar_quantize(
             inputs, self.levels, self.scales[:depth], bound=first.bound_name

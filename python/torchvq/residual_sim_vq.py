@@ -10,6 +10,7 @@ from torchvq._base.compat import vqp_compat_of
 from torchvq._base.contained import contained
 from torchvq._base.estimators import estimate
 from torchvq._base.options import check_options
+from torchvq._base.replaced import is_replaced, methods_of
 from torchvq._residual.engine import only_if, stack_levels
 from torchvq._residual.stack import LevelResult, ResidualStack, StackResult
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
@@ -230,6 +231,12 @@ class ResidualSimVQ(ResidualStack):
         """
         return self._placed(super().get_codes_from_indices(indices))
 
+    def get_output_from_indices(self, indices: Tensor) -> Tensor:
+        """The output of ``forward`` in evaluation for these indices, in the same layout; zeros where all are -1."""
+        if is_replaced(self, self.decoding):
+            return self.get_codes_from_indices(indices).sum(0)
+        return super().get_output_from_indices(indices)
+
     def _placed(self, codes: Tensor) -> Tensor:
         """Codes (Q, B, *, dim) with the features where the layout has them; (B, dim) has no position axis to move."""
         return codes.movedim(-1, 2) if self.channel_first and codes.dim() > 3 else codes
@@ -254,3 +261,6 @@ class ResidualSimVQ(ResidualStack):
 
     def _loss(self, index: int, found: SimSearchResult, mask: Tensor | None) -> Tensor:
         return self.quantizers[index].loss_of(found, None if mask is None else mask.reshape(1, -1))
+
+
+ResidualSimVQ.decoding = methods_of(ResidualSimVQ, "get_codes_from_indices")

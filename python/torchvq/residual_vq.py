@@ -14,19 +14,21 @@ from torchvq._base.compat import vqp_compat_of
 from torchvq._base.contained import contained
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
-from torchvq._base.options import check_options, keep_values
+from torchvq._base.options import check_options, expect, keep_values
 from torchvq._base.projection import make_projections, project
 from torchvq._base.ranks import ranks_of
+from torchvq._base.replaced import Methods, methods_of
 from torchvq._base.torch_private import is_mapped
 from torchvq._codebook import in_place as _in_place
 from torchvq._codebook.messages import agree_in_stack
-from torchvq._codebook.stats import CodebookStats, draws_frozen, read_stats
+from torchvq._codebook.stats import CodebookStats, draws_frozen, fit_to_codes, read_stats
 from torchvq._residual.at_once import encode_at_once, encodes_at_once
 from torchvq._residual.calls import beam_of, options_text, sees_padding, targets_of
 from torchvq._residual.decode import decode_levels, decode_sum
 from torchvq._residual.dropout import drawn_depth, seeded_depth
 from torchvq._residual.engine import enter, stack_levels
 from torchvq._residual.implicit_codebook import MLP
+from torchvq._residual.level_options import level_options
 from torchvq._residual.levels import StackRequest, overlaps, walk
 from torchvq._residual.results import Started, finish
 from torchvq._residual.step import step_at_once, steps_at_once
@@ -104,9 +106,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
     dim: int
     heads: int
     codebook_dim: int
-    num_quantizers: int
-    codebook_sizes: tuple[int, ...]
-    uniform_codebook_size: bool
+    decoding: Methods  # how codes are found, which a derived class may replace
     shared_codebook: bool
     diveq: bool
     accept_image_fmap: bool
@@ -155,9 +155,6 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
             dim=dim,
             heads=heads,
             codebook_dim=dim if codebook_dim is None else codebook_dim,
-            num_quantizers=len(sizes),
-            codebook_sizes=sizes,
-            uniform_codebook_size=len(set(sizes)) == 1,
             shared_codebook=shared_codebook,
             diveq=diveq,
             accept_image_fmap=accept_image_fmap,
@@ -179,7 +176,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         self.has_projections = inner_dim != dim
         self.project_in, self.project_out = make_projections(dim, inner_dim, layernorm=False)
         self.in_place_codebook_optimizer: Optimizer | None = None
-        self.layers = nn.ModuleList(self._make_levels(inner_dim, vq_kwargs))
+        self.layers = nn.ModuleList(self._make_levels(sizes, inner_dim, vq_kwargs))
         if self.in_place_codebook_optimizer is not None:
             _in_place.keep_optimizer_in_checkpoint(self)
         self.mlps: nn.ModuleList | tuple[None, ...] = (None,) * (self.num_quantizers - 1)
@@ -188,21 +185,10 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
                 MLP(self.codebook_dim, **mlp_kwargs) for _ in range(self.num_quantizers - 1)
             )
 
-    def _make_levels(self, inner_dim: int, vq_kwargs: dict[str, Any]) -> list[VectorQuantize]:
-        kwargs = dict(vq_kwargs, vqp_compat=self.vqp_compat)
-        one = self.num_quantizers > 1 and not self.vqp_compat and not kwargs.get("use_cosine_sim")
-        if one and kwargs.get("rotation_trick") is None:
-            # One copied gradient for the whole stack learns better than rotated ones (docs/design/residual.md).
-            kwargs["rotation_trick"] = False
-        if self.implicit_neural_codebook or self.diveq:
-            kwargs |= {"learnable_codebook": True, "ema_update": False}
-        if self.diveq:
-            kwargs |= {"commitment_weight": 0.0}
-        make_optimizer = None
-        if self.shared_codebook:
-            make_optimizer = kwargs.pop("in_place_codebook_optimizer", None)
-        if self.vqp_compat:
-            kwargs |= self._as_in_the_reference()
+    def _make_levels(
+        self, sizes: Sequence[int], inner_dim: int, vq_kwargs: dict[str, Any]
+    ) -> list[VectorQuantize]:
+        options = level_options(self, vq_kwargs, len(sizes) > 1)
         levels = [
             VectorQuantize(
                 dim=inner_dim,
@@ -211,25 +197,17 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
                 heads=self.heads,
                 accept_image_fmap=self.accept_image_fmap,
                 return_zeros_for_masked_padding=self.return_zeros_for_masked_padding,
-                **kwargs,
+                **options,
             )
-            for size in self.codebook_sizes
+            for size in sizes
         ]
         if self.shared_codebook:
             for level in levels[1:]:
                 level._codebook = levels[0]._codebook  # type: ignore[misc]
-        if make_optimizer is not None:
+        make_optimizer = vq_kwargs.get("in_place_codebook_optimizer")
+        if self.shared_codebook and make_optimizer is not None:
             self.in_place_codebook_optimizer = make_optimizer(levels[0]._codebook.parameters())
         return levels
-
-    def _as_in_the_reference(self) -> dict[str, Any]:
-        """Options that a stack of the reference accepts and ignores."""
-        options: dict[str, Any] = {"freeze_codebook": False}
-        if self.diveq:
-            options["directional_reparam_variance"] = 0.005
-        if self.shared_codebook:
-            options |= {"manual_ema_update": False, "manual_in_place_optimizer_update": True}
-        return options
 
     # Forward -----------------------------------------------------------------------------------------------
 
@@ -310,6 +288,9 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         targets = targets_of(self, x, indices, sample_codebook_temp)
         token_mask = layout.token_mask(x, mask, None)
         first, codebooks = self.levels[0], self._codebooks()
+        if self.training:
+            for level in self.levels:
+                fit_to_codes(level)
         if self.training and is_checkpointed():
             for codebook in codebooks:
                 steps.enter_context(codebook.step_of())
@@ -376,6 +357,25 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         """``layers``, with their type."""
         return contained(self, "layers")
 
+    @property
+    def num_quantizers(self) -> int:
+        """The number of levels, that is, of ``layers``; shorten these, or append to them, to change it."""
+        return len(self.levels)
+
+    @num_quantizers.setter
+    def num_quantizers(self, number: int) -> None:
+        expect("ResidualVQ", number == len(self.levels), "num_quantizers", "that of layers", number)
+
+    @property
+    def codebook_sizes(self) -> tuple[int, ...]:
+        """Number of codes of each level."""
+        return tuple(level.codebook_size for level in self.levels)
+
+    @property
+    def uniform_codebook_size(self) -> bool:
+        """Whether all levels have the same number of codes."""
+        return len(set(self.codebook_sizes)) == 1
+
     def mlp(self, level: int) -> MLP:
         """The network that computes the codes of a level of an implicit codebook, from level 1 on."""
         return cast(MLP, self.mlps[level - 1])
@@ -431,7 +431,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
     @property
     def codebook_size(self) -> int:
         """Number of codes of the first level."""
-        return self.codebook_sizes[0]
+        return self.levels[0].codebook_size
 
     @property
     def codebooks(self) -> Tensor | tuple[Tensor, ...]:
@@ -472,7 +472,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
     def stats(self, synced: bool = False) -> tuple[CodebookStats, ...]:
         """The use of the codes of each level in the last training forward; see ``VectorQuantize.stats``.
 
-        One all-reduce for all levels if ``synced``. A dropped level has no tokens. Levels that share a codebook each
+        One exchange for all levels if ``synced``. A dropped level has no tokens. Levels that share a codebook each
         report its dead and replaced codes.
         """
         return tuple(read_stats(self.levels, synced))
@@ -484,6 +484,9 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         for level in self.levels:
             level.update_in_place_optimizer()
         _in_place.step_in_place_optimizer(self)
+
+
+ResidualVQ.decoding = methods_of(ResidualVQ, "get_codes_from_indices")
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import in_dtype_of
 from torchvq._base.ranks import Ranks, group_name, group_of
+from torchvq._base.replaced import is_replaced, methods_of
 from torchvq._base.torch_private import is_observed_itself
 from torchvq._base.wide_buffers import HALF, WideBuffers, wide_dtype
 from torchvq.outputs import QuantizeOutput
@@ -150,7 +151,10 @@ class SimVQ(WideBuffers):
 
     @property
     def codebook(self) -> Tensor:
-        """The codes (K, dim), computed from the frozen codes at each use, with gradient to the transform."""
+        """The codes (K, dim), computed from the frozen codes at each use, with gradient to the transform.
+
+        A derived class may replace it.
+        """
         transform, frozen = self.code_transform, self.frozen_codebook
         # Decoding computes the codes again, perhaps outside autocast.
         with without_autocast(frozen):
@@ -292,6 +296,8 @@ class SimVQ(WideBuffers):
         transform = self.code_transform
         if not self.training or type(transform) is not nn.Linear or is_observed_itself(transform):
             return False
+        if is_replaced(self, _CODES):
+            return False
         weight, frozen = transform.weight, self.frozen_codebook
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         # A layer of other sizes has an error of its own.
@@ -305,6 +311,9 @@ class SimVQ(WideBuffers):
     @property
     def _layout(self) -> Layout:
         return Layout(self.dim, 1, False, self.channel_first, None, "SimVQ")
+
+
+_CODES = methods_of(SimVQ, "codebook")
 
 
 def handshake(levels: list[SimVQ], rng: Tensor | None, owner: str, stack: str = "") -> None:

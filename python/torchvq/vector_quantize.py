@@ -440,7 +440,8 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
         """The output of ``forward`` in evaluation for these indices: codes, then ``project_out``, in the same layout.
         Zeros where the index (of every head) is -1."""
         indices = as_int64("VectorQuantize", indices)
-        output = project(self.project_out, self._decode(indices))
+        codes = self.get_codes_from_indices(indices)  # which a derived class may replace
+        output = project(self.project_out, codes.movedim(1, -1) if self._channel_first else codes)
         if self.has_projections:
             output = _ops.zero_absent(output, indices)
         return output.movedim(-1, 1) if self._channel_first else output
@@ -452,7 +453,7 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
         """The use of the codes in the last training forward: usage, perplexity, dead and replaced codes, entropy.
 
         Args:
-            synced: count the tokens of all ranks of the process group instead of this rank's: one all-reduce, in which
+            synced: count the tokens of all ranks of the process group instead of this rank's: one exchange, in which
                 all ranks must take part. Has no effect without a group, or with ``sync_codebook=False``.
 
         Returns:

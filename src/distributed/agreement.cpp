@@ -119,9 +119,8 @@ void throw_disagreement(const Group& group, const std::string& description, at::
           list_texts(notes),
           "\nLikely reasons: options, quantizers or their order differ between ranks; a rank "
           "skipped or repeated a "
-          "step; or something wrote to the state on some ranks only. This call has changed "
-          "nothing. "
-          "torchvq's verify_replicas() tells which tensors differ."));
+          "step; or something wrote to the state on some ranks only. ",
+          kChangedNothing, " torchvq's verify_replicas() tells which tensors differ."));
 }
 
 }  // namespace torchvq::distributed

@@ -75,7 +75,7 @@ constexpr auto kReasons =
     "Likely reasons: another rank ended or raised an exception; it did not reach this call (it "
     "evaluates, is frozen, took another branch, ran out of batches, does not synchronise this "
     "module, or its module is new while this one is not); or it came later than the timeout of the "
-    "group. This call has changed nothing.";
+    "group. ";
 
 }  // namespace
 
@@ -129,7 +129,7 @@ void Group::fail(const char* what, const std::exception& error) const {
   C10_THROW_ERROR(DistBackendError,
                   c10::str(subject(), ": rank ", rank_, " of ", size_, " (process group \"", name_,
                            "\", ", impl_->group->getBackendName(), ") failed while sharing ", what,
-                           ": ", message_of(error), "\n", kReasons));
+                           ": ", message_of(error), "\n", kReasons, kChangedNothing));
 }
 
 template <typename Start>

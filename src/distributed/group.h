@@ -11,6 +11,11 @@
 
 namespace torchvq::distributed {
 
+/// The end of the errors of a message.
+inline constexpr auto kChangedNothing =
+    "This call has changed nothing, but for affine statistics and for codes with an optimizer of "
+    "their own, which precede its messages.";
+
 /// The caller, for errors. `rng` (2,) holds the step; it is read only after a failure, and may be
 /// undefined.
 struct Caller {

@@ -4,7 +4,10 @@
 #include <cmath>
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <torch/library.h>
 
 #include "detail/checks.h"
@@ -48,6 +51,20 @@ at::Tensor flat(at::TensorList tensors, at::ScalarType dtype) {
   std::vector<at::Tensor> parts;
   for (const auto& tensor : tensors) parts.push_back(tensor.detach().reshape({-1}).to(dtype));
   return at::cat(parts);
+}
+
+/// Throws unless all ranks send as many counts. Gloo tells this all-gather from the messages of a
+/// training step, in which a rank may be that does not ask for its statistics; it would take the
+/// counts for such a message of another size, and end the process.
+void check_sizes(const Group& group, const at::Tensor& counts) {
+  const auto own = at::full({1}, counts.numel(), counts.options());
+  const auto all = group.all_gather(own, "the number of its codes").cpu().flatten();
+  if (all.eq(counts.numel()).all().item<bool>()) return;
+  C10_THROW_ERROR(
+      DistError,
+      group.subject() + ": expected the number of codes to be equal on all " + "ranks, but got " +
+          c10::Join(", ", std::vector<int64_t>(all.const_data_ptr<int64_t>(),
+                                               all.const_data_ptr<int64_t>() + all.numel())));
 }
 
 /// A view of one level in the flat arrays.
@@ -99,6 +116,7 @@ at::Tensor synced_usage_any(at::TensorList counts, at::TensorList cluster_size,
   check_usage(counts, cluster_size, replaced, threshold, fraction);
   const Group group(group_name, {std::string(label), {}});
   auto tokens = flat(counts, at::kLong);
+  check_sizes(group, tokens);
   group.sum_(tokens, "the use of its codes");
   tokens = tokens.cpu();
   const auto sizes = flat(cluster_size, at::kDouble).cpu();

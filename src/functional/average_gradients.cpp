@@ -43,12 +43,13 @@ std::vector<at::Tensor> average_gradients(at::TensorList gradients, const at::Te
     parts.push_back(gradient.reshape({-1}).to(parts[0].scalar_type()).mul(parts[0]));
   const auto summed = distributed::all_reduce_statistics(at::cat(parts), options);
   const auto mean = summed.slice(0, 1).div(summed[0].clamp_min(1));
-  int64_t begin = 0;
+  c10::SymInt begin = 0;  // a compiler traces gradients of unknown sizes
   for (const auto& gradient : gradients) {
-    const auto own = mean.narrow(0, begin, gradient.numel()).view(gradient.sizes());
+    const auto own =
+        mean.narrow_symint(0, begin, gradient.sym_numel()).view_symint(gradient.sym_sizes());
     // Copies, because optimizers detach gradients in place, which views do not allow.
     averages.push_back(own.to(gradient.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
-    begin += gradient.numel();
+    begin += gradient.sym_numel();
   }
   return averages;
 }

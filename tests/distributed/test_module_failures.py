@@ -85,6 +85,22 @@ def test_one_rank_in_evaluation(ranks: Ranks, kind: str, every: int) -> None:
             check(kind, answer, limit=10)
 
 
+def read_or_train(rank: int, kind: str) -> Any:
+    group = dist.new_group(timeout=TIMEOUT)
+    module: Any = trained(kind, rank, process_group=group)
+    if rank == 1:
+        return outcome(lambda: module.stats(synced=True))
+    return attempt(module, tokens(rank, 2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_rank_asks_for_the_use_of_all(two: Ranks, kind: str) -> None:
+    """The message of another size would end a process of Gloo."""
+    answer, other = two.run(read_or_train, kind)
+    check(kind, answer, limit=10)
+    assert "failed while sharing the number of its codes" in other
+
+
 def freeze_or_train(rank: int, kind: str) -> Any:
     group = dist.new_group(timeout=TIMEOUT)
     module = trained(kind, rank, process_group=group)

@@ -310,9 +310,11 @@ def test_data_parallel_training_is_that_of_one_process(
             torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5)
 
 
-def compiled(rank: int, case: str) -> tuple[list[Tensor], list[Tensor]]:
-    eager, module = build(case, 5), build(case, 5)
-    step = torch.compile(module, fullgraph=True, backend="aot_eager")
+def compiled(
+    rank: int, case: str, options: dict[str, Any], fullgraph: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    eager, module = build(case, 5, **options), build(case, 5, **options)
+    step = torch.compile(module, fullgraph=fullgraph, backend="aot_eager")
     for number in range(3):
         x = torch.randn(1, 40, DIM, generator=torch.Generator().manual_seed(2 * number + rank))
         a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
@@ -324,7 +326,20 @@ def compiled(rank: int, case: str) -> tuple[list[Tensor], list[Tensor]]:
 
 @pytest.mark.parametrize("case", ["default", "dead_codes", "residual"])
 def test_compiled_ranks_are_eager_ranks(two: Ranks, case: str) -> None:
-    for eager, traced in two.run(compiled, case):
+    for eager, traced in two.run(compiled, case, {}, True):
+        assert all(torch.equal(a, b) for a, b in zip(eager, traced, strict=True))
+
+
+def sgd(own: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(list(own), lr=0.1)
+
+
+# A step of the codebook's own optimizer is a backward pass, which no graph holds.
+@pytest.mark.parametrize("case", ["default", "residual"])
+def test_compiled_ranks_average_the_gradients_of_own_optimizers(two: Ranks, case: str) -> None:
+    options = dict(learnable_codebook=True, ema_update=False, in_place_codebook_optimizer=sgd)
+    options |= dict(kmeans_init=False, threshold_ema_dead_code=0)
+    for eager, traced in two.run(compiled, case, options, False):
         assert all(torch.equal(a, b) for a, b in zip(eager, traced, strict=True))
 
 

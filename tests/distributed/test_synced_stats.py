@@ -50,7 +50,7 @@ def test_synced_stats_are_those_of_one_process(ranks: Ranks, case: str) -> None:
         counted = [answer[step] for answer in answers]
         for local, together, traffic in counted:
             assert together == right, step
-            assert traffic == (1, 0, 0)
+            assert traffic == (1, 1, 0)
             assert [entry[2:4] for entry in local] == [entry[2:4] for entry in right]
         for level, entry in enumerate(right):
             assert entry.tokens == sum(local[level].tokens for local, _, _ in counted)
@@ -198,7 +198,7 @@ def test_rank_0_writes_what_all_know(ranks: Ranks, tmp_path: Path, synced: bool)
         assert first[record["step"]][record["quantizer"]] == tuple(fields)
     for rank, (found, traffic) in enumerate(answers):
         # One all-reduce for six levels, none for the quantizer that is local to each rank.
-        assert traffic == [(1, 0, 0) if synced else (0, 0, 0), (0, 0, 0)] * 2
+        assert traffic == [(1, 1, 0) if synced else (0, 0, 0), (0, 0, 0)] * 2
         assert found[1] == {}
         total = sum(20 + r for r in range(ranks.size)) if synced else 20 + rank
         assert found[0]["vq"].tokens == total and found[0]["own"].tokens == 20 + rank

@@ -84,3 +84,39 @@ def test_fitness_is_computed_in_evaluation() -> None:
 
         evo.step(evo.init_random_population(3, (5, 8)), fitness)
         assert modes == [expected]
+
+
+def test_affine_statistics_of_a_shared_codebook_are_those_of_the_first_level() -> None:
+    x = tokens() + 10
+    means = []
+    for package in (torchvq, reference):
+        torch.manual_seed(0)
+        options = dict(num_quantizers=3, shared_codebook=True, affine_param=True)
+        stack = package.ResidualVQ(dim=4, codebook_size=16, **options)
+        stack(x)
+        means.append(stack.layers[0]._codebook.batch_mean.flatten())
+    torch.testing.assert_close(means[0], x.mean((0, 1)))
+    assert (means[1] - x.mean((0, 1))).abs().max() > 1e-3
+
+
+def test_own_optimizers_count_affine_statistics_once() -> None:
+    found = []
+    for package in (torchvq, reference):
+        torch.manual_seed(0)
+        vq = package.VectorQuantize(
+            dim=4,
+            codebook_size=7,
+            affine_param=True,
+            learnable_codebook=True,
+            ema_update=False,
+            in_place_codebook_optimizer=lambda own: torch.optim.SGD(list(own), lr=0.1),
+        )
+        with torch.no_grad():
+            vq._codebook.embed.copy_(torch.arange(28.0).view(1, 7, 4) / 28)
+        vq(tokens())
+        vq(tokens() + 1)
+        found.append(vq._codebook.batch_mean.flatten())
+    decay = 0.99
+    once, twice = (tokens().mean((0, 1)) + 1 - decay**steps for steps in (1, 2))
+    torch.testing.assert_close(found[0], once)
+    torch.testing.assert_close(found[1], twice)

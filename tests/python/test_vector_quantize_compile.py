@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch import Tensor, nn
 from vector_quantize_cases import (
     CODES,
@@ -27,7 +28,7 @@ from vector_quantize_cases import (
 )
 
 from support import bit_for_bit
-from torchvq import VectorQuantize
+from torchvq import LFQ, GroupedResidualVQ, HierarchicalVQ, ResidualVQ, VectorQuantize
 
 # Everything that changes the graph. Each row: options, and arguments of forward.
 TABLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -184,6 +185,67 @@ def test_initialisation_by_kmeans_is_a_graph_of_its_own() -> None:
         train_step(forward, module, data(module, step))
     assert module._codebook.initialised and bool(module._codebook.initted)
     assert counter.frame_count == 2
+
+
+STACK = dict(dim=6, codebook_size=8, kmeans_init=True)
+DROPPING = {
+    "levels": (ResidualVQ, STACK | dict(num_quantizers=4, quantize_dropout=True)),
+    "beam": (ResidualVQ, STACK | dict(num_quantizers=4, quantize_dropout=True, beam_size=2)),
+    "groups": (
+        GroupedResidualVQ,
+        STACK | dict(groups=2, num_quantizers=4, quantize_dropout=True),
+    ),
+    "scales": (
+        HierarchicalVQ,
+        STACK
+        | dict(scales=(1, 2, 4), channel_first=False, shared_codebook=False, nested_dropout=0.9),
+    ),
+}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("case", DROPPING)
+def test_compiled_kmeans_sets_the_levels_that_the_first_step_drops(case: str, masked: bool) -> None:
+    """A level that stays unset would begin again, over codes that have learnt, after a checkpoint is loaded."""
+    kind, options = DROPPING[case]
+    module = kind(**options)
+    step = torch.compile(module, backend="aot_eager", fullgraph=True)
+    flags = [b for name, b in module.named_buffers() if name.endswith("initted")]
+    before = [b.clone() for name, b in module.named_buffers() if name.endswith("embed")]
+    for _ in range(3):
+        mask = torch.tensor([[True] * 3 + [False]]).expand(32, 4) if masked else None
+        step(torch.randn(32, 4, 6), mask=mask)
+    assert flags and all(flags)
+    after = [b for name, b in module.named_buffers() if name.endswith("embed")]
+    assert not any(map(torch.equal, before, after))
+
+
+def test_compiled_kmeans_without_a_token_begins_with_the_codes_as_they_are() -> None:
+    module = VectorQuantize(6, 8, kmeans_init=True)
+    step = torch.compile(module, backend="aot_eager", fullgraph=True)
+    before = module.codebook.clone()
+    step(torch.randn(2, 9, 6), mask=torch.zeros(2, 9, dtype=torch.bool))
+    assert torch.equal(module.codebook, before) and module._codebook.initted
+
+
+@pytest.mark.parametrize(
+    "setting", [{"activation_memory_budget": 0.5}, {"aggressive_recomputation": True}]
+)
+def test_graphs_that_compute_steps_again_are_refused(setting: dict[str, Any]) -> None:
+    """The second run would read codes that the first has moved."""
+    x = torch.randn(2, 9, 6, requires_grad=True)
+    with torch._functorch.config.patch(setting):
+        for module in (
+            VectorQuantize(6, 8),
+            LFQ(dim=6, codebook_size=64, frac_per_sample_entropy=0.5),
+        ):
+            torch.compiler.reset()
+            with pytest.raises(Exception, match="compiled with an activation_memory_budget of 1"):
+                torch.compile(module, backend="aot_eager", fullgraph=True)(x)
+            torch.compile(module.eval(), backend="aot_eager", fullgraph=True)(x)
+            module.train()
+            # Without fullgraph the quantizer runs outside of the graph.
+            torch.compile(module, backend="aot_eager")(x)
 
 
 def test_compiled_commitment_gradient_is_of_the_codes_that_were_searched() -> None:

@@ -40,7 +40,7 @@ class TORCHVQ_API GroupedResidualVQImpl : public CheckedLoad<GroupedResidualVQIm
   /// The output of forward in evaluation for indices (G, B, *, q), in the same layout.
   torch::Tensor get_output_from_indices(const torch::Tensor& indices);
 
-  /// The use of the codes of each group and level; see VectorQuantizeImpl::stats. One all-reduce
+  /// The use of the codes of each group and level; see VectorQuantizeImpl::stats. One exchange
   /// for all groups if `synced`.
   std::vector<std::vector<CodebookStats>> stats(bool synced = false) const;
 

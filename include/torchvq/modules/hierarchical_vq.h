@@ -119,7 +119,7 @@ class TORCHVQ_API HierarchicalVQImpl : public CheckedLoad<HierarchicalVQImpl> {
       const std::optional<std::vector<int64_t>>& full_shape = std::nullopt,
       const std::optional<torch::Tensor>& mask = std::nullopt);
 
-  /// The use of the codes of each scale; see VectorQuantizeImpl::stats. One all-reduce for all
+  /// The use of the codes of each scale; see VectorQuantizeImpl::stats. One exchange for all
   /// scales if `synced`. A dropped scale has no tokens; scales that share a codebook each report
   /// its dead and replaced codes.
   std::vector<CodebookStats> stats(bool synced = false) const;

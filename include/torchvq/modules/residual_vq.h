@@ -91,7 +91,7 @@ class TORCHVQ_API ResidualVQImpl : public CheckedLoad<ResidualVQImpl>, public In
   /// indices are -1.
   torch::Tensor get_output_from_indices(const torch::Tensor& indices);
 
-  /// The use of the codes of each level; see VectorQuantizeImpl::stats. One all-reduce for all
+  /// The use of the codes of each level; see VectorQuantizeImpl::stats. One exchange for all
   /// levels if `synced`. Dropped levels have no tokens.
   std::vector<CodebookStats> stats(bool synced = false) const;
 

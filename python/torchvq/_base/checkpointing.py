@@ -10,6 +10,7 @@ from torchvq._base.torch_private import (
     has_saved_tensor_hooks,
     inside_backward,
     inside_reentrant_checkpoint,
+    recomputes_in_graphs,
     traces_checkpoint,
 )
 
@@ -28,6 +29,13 @@ def is_checkpointed() -> bool:
             raise RuntimeError(
                 "torchvq: expected a quantizer in training to be outside of torch.utils.checkpoint in compiled code; "
                 "leave it out of the region, or compile without fullgraph"
+            )
+        if recomputes_in_graphs():
+            # The partitioner would read codebooks and generators again in backward, after the step has moved them.
+            raise RuntimeError(
+                "torchvq: expected a quantizer in training to be compiled with an activation_memory_budget of 1 and "
+                "without aggressive_recomputation, but got another setting of torch._functorch.config; leave the "
+                "quantizer out with torch.compiler.disable, or compile without fullgraph"
             )
         return False
     if inside_backward() or has_saved_tensor_hooks():

@@ -283,6 +283,13 @@ def traces_checkpoint() -> bool:
     return bool(opened) or recomputation is not None
 
 
+@constant_in_graphs
+def recomputes_in_graphs() -> bool:
+    """Whether torch.compile is told to compute more in backward once more than it does of itself."""
+    config = importlib.import_module("torch._functorch.config")
+    return config.activation_memory_budget < 1 or config.aggressive_recomputation
+
+
 def _frames() -> Iterator[FrameType]:
     """The frames of the running code, innermost first."""
     frame = inspect.currentframe()

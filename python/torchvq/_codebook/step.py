@@ -24,7 +24,7 @@ from torchvq._codebook.search import (
     search_options,
     stored_codes,
 )
-from torchvq._codebook.stats import begin_step, finish_step
+from torchvq._codebook.stats import begin_step, finish_step, fit_to_codes
 from torchvq._codebook.undo import may_fail_late, undone_if_it_fails
 from torchvq.outputs import LossBreakdown
 
@@ -65,6 +65,7 @@ def _train(
     vq: "VectorQuantize", x: Tensor, before: Tensor | None, request: Request, layout: Layout
 ) -> Step:
     codebook = vq._codebook
+    fit_to_codes(vq)
     codes, in_place = _prepare(vq, codebook, x, request, layout)
     steps = not codebook.replaying
     learns = steps and codebook.training and not request.frozen and request.topk is None

@@ -173,7 +173,12 @@ def _choose_scale(
     )
     projected, mask = _as_one(tokens), None if cell_mask is None else cell_mask.view(1, -1)
     if not hvq.shared_codebook:
-        prepare(vq, projected, mask, request.frozen, request.ranks)
+        begins_from = mask
+        if torch.compiler.is_compiling() and not vq._codebook.begins_initialised:
+            # Compiled code does not look again whether a dropped scale is set: all begin in the first step.
+            every = _pooled_mask(hvq, index, request)
+            begins_from = None if every is None else every.view(1, -1)
+        prepare(vq, projected, begins_from, request.frozen, request.ranks)
     rng = vq._codebook.step_rng
     draws = vq.stochastic_sample_codes or vq.directional_reparam
     if hvq.shared_codebook and index > 0 and draws:
@@ -187,13 +192,19 @@ def _used(request: ScaleRequest, index: int) -> Tensor | None:
     return None if isinstance(request.depth, int) else request.depth > index
 
 
+def _pooled_mask(hvq: "HierarchicalVQ", index: int, request: ScaleRequest) -> Tensor | None:
+    """Mask of the tokens of a scale (B, L) that are real."""
+    if request.mask is None:
+        return None
+    mask: Tensor = _ops.pool_scale_mask(request.mask, list(hvq.level_shapes[index]))
+    return mask
+
+
 def _cell_mask(
     hvq: "HierarchicalVQ", index: int, tokens: Tensor, request: ScaleRequest
 ) -> Tensor | None:
     """Mask of the tokens of a scale (B, L) that take part."""
-    mask = None
-    if request.mask is not None:
-        mask = _ops.pool_scale_mask(request.mask, list(hvq.level_shapes[index]))
+    mask = _pooled_mask(hvq, index, request)
     used = _used(request, index)
     if used is None or hvq.vqp_compat:
         return mask

@@ -64,7 +64,7 @@ def prepare_levels(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -
     for index, codebook in enumerate(codebooks[:count]):
         if index > 0 and rvq.shared_codebook:
             break
-        mask = level_mask(rvq, request, index)[1]
+        mask = beginning_mask(rvq, request, index)
         level = rvq.levels[index]
         prepare(level, residual, mask, request.frozen or level.freeze_codebook, request.ranks)
         if changes and rvq.implicit_neural_codebook:
@@ -79,6 +79,14 @@ def prepare_levels(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -
                 estimator="none",
             )[2]
             residual = residual - codes
+
+
+def beginning_mask(rvq: "ResidualVQ", request: "StackRequest", index: int) -> Tensor | None:
+    """The tokens (H, T) from which a level begins. Compiled code does not know which levels it drops, nor looks again
+    whether they are set: all begin in the first step."""
+    if torch.compiler.is_compiling() and not rvq.levels[index]._codebook.begins_initialised:
+        return None if request.mask is None else rvq.layout.split_mask(request.mask)
+    return level_mask(rvq, request, index)[1]
 
 
 def level_mask(

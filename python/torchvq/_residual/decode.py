@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from torchvq._base.replaced import is_replaced
 from torchvq._base.wide_buffers import HALF
 from torchvq._codebook.decoding import decoding_codes
 from torchvq._residual.calls import check_levels
@@ -34,6 +35,8 @@ def decode_levels(rvq: "ResidualVQ", indices: Tensor) -> list[Tensor]:
 
 def decode_sum(rvq: "ResidualVQ", indices: Tensor) -> Tensor:
     """The sum of the codes (B, *, heads * D) of indices (B, *, q) or (B, *, heads, q)."""
+    if is_replaced(rvq, rvq.decoding):
+        return rvq.get_codes_from_indices(indices).sum(0)
     if rvq.implicit_neural_codebook:
         total, *others = map(_widened, decode_levels(rvq, indices))
         for codes in others:

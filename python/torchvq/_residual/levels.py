@@ -28,7 +28,7 @@ from torchvq._codebook.learning import StackStep, StepTokens, joined_stacks, lea
 from torchvq._codebook.losses import SearchedTokens, SearchResult, Terms
 from torchvq._codebook.request import Request, request_of_level
 from torchvq._codebook.search import choose, estimator, prepare
-from torchvq._residual.beam import level_mask, prepare_levels, search_paths
+from torchvq._residual.beam import beginning_mask, level_mask, prepare_levels, search_paths
 from torchvq._residual.calls import sees_padding
 from torchvq._residual.engine import WalkedLevel, balanced, levels_to_walk, only_if
 from torchvq._residual.engine import walk as walk_levels
@@ -150,7 +150,8 @@ def _choose_level(
     frozen = request.frozen or vq.freeze_codebook
     own_request = request_of_level(vq, targets, mask, request.temperature, frozen, request.ranks)
     if chosen is None and (index == 0 or not rvq.shared_codebook):
-        prepare(vq, residual, head_mask, own_request.frozen, request.ranks)
+        begins_from = beginning_mask(rvq, request, index)
+        prepare(vq, residual, begins_from, own_request.frozen, request.ranks)
     if index == 0 and rvq.shared_codebook and not request.frozen:
         step_shared_optimizer(rvq, residual, request)
     tokens = rvq.layout.merge_heads(residual, *request.batch).flatten(2)

@@ -17,6 +17,7 @@ from torchvq._base.layout import Layout
 from torchvq._base.options import expect, keep_values
 from torchvq._base.projection import make_projections, project
 from torchvq._base.random_state import RandomState, Step
+from torchvq._base.replaced import Methods, is_replaced, methods_of
 from torchvq._residual.dropout import drawn_depth, seeded_depth
 from torchvq._residual.engine import (
     WalkedLevel,
@@ -65,6 +66,8 @@ class ResidualStack(RandomState):
     gradient = "attached"
     vqp_compat = False
     communicates = False  # whether ranks exchange messages in a training forward
+    # A class that replaces how codes are found has their sum as output, as in the reference.
+    decoding: Methods
     # Options in which ranks must agree, as text, besides those of the levels.
     signature = ""
     heads = 1  # codes per latent and level; levels see each head as a token
@@ -315,11 +318,15 @@ class ResidualStack(RandomState):
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in the same layout; zeros where all are -1."""
+        given = indices
         indices = self.plain_indices(as_int64(type(self).__name__, indices))
-        codes = self._decode(indices)
-        total = torch.zeros_like(codes[0])
-        for level in codes:
-            total = total + level
+        if is_replaced(self, self.decoding):
+            total = self.get_codes_from_indices(given).sum(0)
+        else:
+            codes = self._decode(indices)
+            total = torch.zeros_like(codes[0])
+            for level in codes:
+                total = total + level
         output = project(self.project_out, total)
         if self.has_projections:
             # The output of masked tokens is 0; the bias of the projection would change it.
@@ -340,3 +347,6 @@ class ResidualStack(RandomState):
         condition = f"of {self.heads} heads on the axis before the last"
         expect(owner, among, "indices", condition, f"shape {list(indices.shape)}")
         return [level.flatten(-2) for level in codes]
+
+
+ResidualStack.decoding = methods_of(ResidualStack, "get_codes_from_indices")

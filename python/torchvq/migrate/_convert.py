@@ -216,7 +216,13 @@ def converted(found: Found, compat: bool | None = None) -> nn.Module:
     except (TypeError, ValueError, NotImplementedError) as error:
         raise MigrationError(f"{found.call()}: {error}") from error
     state = {name: value.detach().clone() for name, value in found.module.state_dict().items()}
-    ours.load_state_dict(state, strict=True)
+    try:
+        ours.load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        raise MigrationError(
+            f"{found.call()}: expected the state of these options, but the module was changed after it was built; "
+            f"change torchvq's in the same way ({' '.join(str(error).split())})"
+        ) from error
     return ours.train(found.module.training)
 
 

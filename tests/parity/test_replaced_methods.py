@@ -1,0 +1,221 @@
+"""Methods that a derived class, or the caller, replaces are called where the reference calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import vector_quantize_pytorch as reference
+from torch import Tensor, nn
+
+import torchvq
+
+Bound = Callable[..., Tensor]
+
+
+def sigmoid_bound(self: Any, z: Tensor, eps: float = 1e-3, hard_clamp: bool = False) -> Tensor:
+    """Another bound than tanh: iFSQ."""
+    half = (self._levels - 1) / 2
+    y = (2 * torch.sigmoid(1.6 * z) - 1) * half
+    return (y + (y.round() - y).detach()) / (self._levels // 2)
+
+
+def scaled(self: Any, z: Tensor) -> Tensor:
+    return self.bound(z * 0.5)
+
+
+def wider_bound(self: Any, z: Tensor, hard_clamp: bool = False) -> Tensor:
+    steps = (self._levels - 1) / 2
+    y = (2 * z).tanh() * steps
+    return (y + ((y + steps).round() - steps - y).detach()) / steps
+
+
+REPLACED: dict[str, dict[str, Callable[..., Tensor]]] = {
+    "bound": {"bound": sigmoid_bound},
+    "quantize": {"quantize": scaled},
+    "symmetric": {"symmetry_preserving_bound": wider_bound},
+    "indices": {"codes_to_indices": lambda self, zhat: zhat.sum(-1).round().int()},
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": dict(levels=[5, 5, 5]),
+    "projected": dict(levels=[8, 5, 5], dim=16),
+    "codebooks": dict(levels=[5, 5], num_codebooks=3),
+    "rotation": dict(levels=[5, 5, 5], orthogonal_rotation=True),
+}
+
+
+def derived(package: ModuleType, replaced: str, options: str) -> nn.Module:
+    kind = type("Own", (package.FSQ,), REPLACED[replaced])
+    module: nn.Module = kind(**OPTIONS[options], preserve_symmetry=replaced == "symmetric")
+    return module
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("replaced", REPLACED)
+def test_fsq_calls_the_steps_of_a_derived_class(
+    replaced: str, options: str, compiles: bool
+) -> None:
+    torch.compiler.reset()
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = derived(torchvq, replaced, options), derived(reference, replaced, options)
+    theirs.load_state_dict(ours.state_dict(), strict=False)
+    call = torch.compile(ours, backend="aot_eager", fullgraph=True) if compiles else ours
+    x = torch.randn(2, 9, ours.dim, generator=generator)
+    found = []
+    for module in (call, theirs):
+        own = x.clone().requires_grad_()
+        quantized, indices = module(own)
+        quantized.square().sum().backward()
+        found.append((quantized.detach(), indices.long(), own.grad))
+    torch.testing.assert_close(found[0], found[1])
+    plain = torchvq.FSQ(**OPTIONS[options], preserve_symmetry=replaced == "symmetric")
+    plain.load_state_dict(ours.state_dict(), strict=False)
+    results = zip(plain(x), found[0], strict=False)
+    assert not all(torch.equal(one, two) for one, two in results)
+
+
+def test_a_step_replaced_on_the_module_or_in_a_stack_is_called() -> None:
+    generator = torch.Generator().manual_seed(0)
+    fsq = torchvq.FSQ([5, 5, 5])
+    x = torch.randn(2, 9, 3, generator=generator)
+    mask = torch.arange(9) < torch.tensor([[4], [9]])
+    fsq.quantize = lambda z: fsq.bound(z) * 0  # type: ignore[method-assign]
+    quantized, indices = fsq(x + 3, mask=mask)
+    assert (quantized == 0).all() and ((indices == -1) == ~mask).all()
+    assert (indices[mask] == 62).all()
+    stack = torchvq.ResidualFSQ(levels=[5, 5, 5], num_quantizers=2).eval()
+    before = stack(x)
+    stack.layers[1].quantize = lambda z: z * 0
+    after = stack(x)
+    assert torch.equal(before.indices[..., 0], after.indices[..., 0])
+    assert (after.indices[..., 1] == 62).all()
+
+
+def test_noise_needs_the_own_bound() -> None:
+    kind = type("Own", (torchvq.FSQ,), {"symmetry_preserving_bound": wider_bound})
+    with pytest.raises(ValueError, match="noise_dropout to be 0 where the bound is replaced"):
+        kind([5, 5, 5], noise_dropout=0.5, preserve_symmetry=True)(torch.randn(1, 4, 3))
+
+
+STACK = dict(dim=8, num_quantizers=2)
+DECODERS: dict[str, dict[str, Any]] = {
+    "VectorQuantize": dict(dim=8, codebook_size=32),
+    "ResidualVQ": STACK | dict(codebook_size=32),
+    "ResidualFSQ": STACK | dict(levels=[8, 5, 5]),
+    "ResidualLFQ": STACK | dict(codebook_size=16),
+    "ResidualSimVQ": STACK | dict(codebook_size=32),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_output_of_indices_is_made_of_the_codes_of_a_derived_class(name: str) -> None:
+    kind: Any = getattr(torchvq, name)
+    own = type(
+        "Own",
+        (kind,),
+        {"get_codes_from_indices": lambda s, i: 2 * kind.get_codes_from_indices(s, i)},
+    )
+    torch.manual_seed(0)
+    module = own(**DECODERS[name]).eval()
+    plain = kind(**DECODERS[name]).eval()
+    plain.load_state_dict(module.state_dict())
+    indices = module(torch.randn(1, 4, 8))[1]
+    bias = getattr(module.project_out, "bias", None) if hasattr(module, "project_out") else None
+    bias = 0 if bias is None else bias
+    found, expected = (m.get_output_from_indices(indices) - bias for m in (module, plain))
+    torch.testing.assert_close(found, 2 * expected)
+
+
+def test_simvq_searches_the_codebook_of_a_derived_class() -> None:
+    kind = type(
+        "Own",
+        (torchvq.SimVQ,),
+        {"codebook": property(lambda s: 3 * torchvq.SimVQ.codebook.fget(s))},
+    )
+    module = kind(dim=4, codebook_size=16)
+    for training in (True, False):
+        quantized, indices, _ = module.train(training)(torch.randn(1, 9, 4))
+        expected = 3 * module.code_transform(module.frozen_codebook)[indices]
+        torch.testing.assert_close(quantized, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "method"),
+    [
+        ("LatentQuantize", dict(levels=[5, 5], dim=2), "quantize"),
+        ("LatentQuantize", dict(levels=[5, 5], dim=2), "commitment_loss"),
+        ("FSP", dict(levels=[5, 5]), "quantize_act_value"),
+    ],
+)
+def test_methods_that_are_not_called_are_named(
+    name: str, options: dict[str, Any], method: str
+) -> None:
+    kind = type("Own", (getattr(torchvq, name),), {method: lambda *_: None})
+    with pytest.warns(UserWarning, match=f"Own: forward does not call {method}"):
+        kind(**options)
+
+
+def test_levels_that_are_appended_are_used() -> None:
+    x = torch.randn(2, 5, 8)
+    for package in (reference, torchvq):
+        stack = package.ResidualVQ(dim=8, codebook_size=16, num_quantizers=2).eval()
+        stack.layers.append(package.VectorQuantize(dim=8, codebook_size=16).eval())
+        assert stack(x)[1].shape == (2, 5, 3)
+    stack.num_quantizers = 3
+    assert torch.equal(stack.get_output_from_indices(stack(x)[1]), stack(x)[0])
+    with pytest.raises(ValueError, match="num_quantizers to be that of layers, but got 2"):
+        stack.num_quantizers = 2
+    stack.layers = stack.layers[:2]
+    assert stack(x)[1].shape == (2, 5, 2) and stack.num_quantizers == 2
+
+
+@pytest.mark.parametrize("number", [20, 12])
+@pytest.mark.parametrize("name", ["VectorQuantize", "ResidualVQ"])
+def test_codes_of_another_number_train(name: str, number: int) -> None:
+    """Pruned and grown codebooks: state of ours that the reference does not have follows."""
+    found = []
+    for package in (torchvq, reference):
+        own = dict(num_quantizers=2) if name == "ResidualVQ" else {}
+        compat = dict(vqp_compat=True) if package is torchvq else {}
+        module = getattr(package, name)(dim=8, codebook_size=16, **own, **compat)
+        for layer in module.layers if own else [module]:
+            codes = torch.randn(1, number, 8, generator=torch.Generator().manual_seed(1))
+            codebook = layer._codebook
+            codebook.embed, codebook.embed_avg = codes, codes.clone()
+            codebook.cluster_size = torch.ones(1, number)
+            layer.codebook_size = codebook.codebook_size = number
+        generator = torch.Generator().manual_seed(2)
+        found.append([module(torch.randn(1, 50, 8, generator=generator))[:2] for _ in range(3)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(tuple(ours), tuple(theirs))
+
+
+def test_dead_codes_of_a_grown_codebook_are_replaced_and_counted() -> None:
+    vq = torchvq.VectorQuantize(dim=8, codebook_size=16, threshold_ema_dead_code=2)
+    codebook = vq._codebook
+    codebook.embed = torch.randn(1, 20, 8)
+    codebook.embed_avg, codebook.cluster_size = codebook.embed.clone(), torch.ones(1, 20)
+    vq(torch.randn(1, 50, 8))
+    stats = vq.stats()
+    assert stats.tokens == 50 and stats.replaced > 0
+    other = torchvq.VectorQuantize(dim=8, codebook_size=20)
+    other.load_state_dict(vq.state_dict())
+
+
+def test_noise_of_levels() -> None:
+    x = torch.randn(1, 9, 8)
+    late = torchvq.ResidualFSQ(levels=[8, 5, 5], dim=8, num_quantizers=2)
+    late.layers[1].noise_dropout = 0.5
+    with pytest.raises(ValueError, match="ResidualFSQ: expected noise_dropout to be given to the"):
+        late(x)
+    stack = torchvq.ResidualFSQ(levels=[8, 5, 5], dim=8, num_quantizers=2, noise_dropout=0.5)
+    expected = stack.eval()(x)
+    stack.train()
+    assert not torch.equal(stack(x).quantized, expected.quantized)
+    for level in stack.layers:
+        level.eval()
+    assert torch.equal(stack(x).quantized, expected.quantized)
