@@ -313,6 +313,7 @@ def test_data_parallel_training_is_that_of_one_process(
 def compiled(
     rank: int, case: str, options: dict[str, Any], fullgraph: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
+    torch.compiler.reset()
     eager, module = build(case, 5, **options), build(case, 5, **options)
     step = torch.compile(module, fullgraph=fullgraph, backend="aot_eager")
     for number in range(3):

@@ -313,6 +313,7 @@ def test_of_rank_0s_file_only_rank_0_takes_what_it_kept(two: Ranks, tmp_path: Pa
 
 
 def compiled(rank: int, case: str) -> tuple[State, State]:
+    torch.compiler.reset()
     eager, module = (build(case, 5, kmeans_init=False, sync_every=EVERY) for _ in range(2))
     step = torch.compile(module, fullgraph=True, backend="aot_eager")
     for number in range(2 * EVERY + 1):

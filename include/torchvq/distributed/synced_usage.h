@@ -35,7 +35,8 @@ struct UsageOptions : SyncOptions {
 /// Formula        p = counts / sum of counts of a head; entropy = -sum p log2 p, mean over heads;
 ///                perplexity = 2 ^ entropy; a head without tokens has entropy 0. Without any token
 ///                usage, perplexity and entropy are 0.
-/// Communication  one all-reduce of all counts, int64; none with an empty group name.
+/// Communication  one all-gather of their number and one all-reduce of all counts, int64; none with
+///                an empty group name.
 ///
 /// @param counts        per level (H, K), int64: tokens of each code, of this rank.
 /// @param cluster_size  per level (H, K), floating point: replicated moving averages.

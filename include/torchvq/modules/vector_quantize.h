@@ -102,7 +102,7 @@ class TORCHVQ_API VectorQuantizeImpl : public CheckedLoad<VectorQuantizeImpl>,
   /// entropy. Masked tokens, evaluation and calls with topk do not count.
   ///
   /// @param synced  count the tokens of all ranks of the process group instead of this rank's: one
-  ///                all-reduce, in which all ranks must take part. Has no effect without a group,
+  ///                exchange, in which all ranks must take part. Has no effect without a group,
   ///                or with sync_codebook(false).
   ///
   /// `dead` and `replaced` follow from state that ranks share. Waits for the device. Checkpoints do

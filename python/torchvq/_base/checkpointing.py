@@ -34,8 +34,8 @@ def is_checkpointed() -> bool:
             # The partitioner would read codebooks and generators again in backward, after the step has moved them.
             raise RuntimeError(
                 "torchvq: expected a quantizer in training to be compiled with an activation_memory_budget of 1 and "
-                "without aggressive_recomputation, but got another setting of torch._functorch.config; leave the "
-                "quantizer out with torch.compiler.disable, or compile without fullgraph"
+                "without aggressive_recomputation, but got another setting; leave the quantizer out with "
+                "torch.compiler.disable, or compile without fullgraph"
             )
         return False
     if inside_backward() or has_saved_tensor_hooks():
