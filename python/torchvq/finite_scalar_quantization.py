@@ -221,7 +221,7 @@ class FSQ(RandomState):
         condition = "0 where the bound is replaced (replace quantize, which adds the noise)"
         expect("FSQ", not noisy, "noise_dropout", condition, self.noise_dropout)
         rows = tokens.float() if tokens.dtype in HALF else tokens
-        rows = rows.unflatten(-1, (self.num_codebooks, -1))
+        rows = rows.reshape(*rows.shape[:-1], self.num_codebooks, self.codebook_dim)
         rows = rows if scale is None else rows / scale
         rotation = None if self._rotation is None else self._rotation.to(rows.dtype)
         codes = self.quantize(rows if rotation is None else rows @ rotation)
