@@ -114,7 +114,7 @@ VectorQuantizeStep search_plainly(const at::Tensor& x, const VectorQuantizeArgum
                                         options.layout().zeros_for_masked());
   VectorQuantizeStep step;
   auto packed = pack_tokens(rows.detach());
-  if (mask) packed = fill_masked(packed, *arguments.mask);
+  if (arguments.mask) packed = fill_masked(packed, *arguments.mask);
   const auto tokens = split_heads(packed, 1, false);
   step.searched = {tokens.to(found.codes.scalar_type()), codebook, mask, found.codes,
                    found.indices.reshape_symint(tokens.sym_sizes().slice(0, 2))};

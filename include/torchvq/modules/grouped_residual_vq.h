@@ -33,7 +33,7 @@ class TORCHVQ_API GroupedResidualVQImpl : public CheckedLoad<GroupedResidualVQIm
 
   /// Quantizes x; in training also updates the codebooks. See ResidualVQImpl::forward; targets,
   /// indices, loss and codes have the groups as first axis. All groups drop the same levels.
-  ResidualVQOutput forward(const torch::Tensor& x, const ResidualVQForwardOptions& options = {});
+  ResidualVQOutput forward(const torch::Tensor& x, const ResidualVQForwardOptions& call = {});
 
   /// Codes (G, Q, B, *, D) of indices (G, B, *, q); see ResidualVQImpl.
   torch::Tensor get_codes_from_indices(const torch::Tensor& indices);

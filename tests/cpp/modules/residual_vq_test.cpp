@@ -1,6 +1,7 @@
 #include <set>
 #include <utility>
 
+#include <torch/optim/sgd.h>
 #include <torchvq/ops/orthogonal_loss.h>
 
 #include "modules/residual_vq_support.h"
