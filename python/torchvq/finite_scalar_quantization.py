@@ -365,6 +365,13 @@ class FSQ(RandomState):
         return torch.tensor(self.levels, dtype=torch.int32, device=self._device)
 
     @property
+    def _basis(self) -> Tensor:
+        """How much one level of each feature adds to the index: a buffer of the reference."""
+        return torch.cumprod(
+            torch.cat([torch.ones_like(self._levels[:1]), self._levels[:-1]]), 0
+        ).int()
+
+    @property
     def _device(self) -> torch.device | None:
         return next((t.device for t in [*self.parameters(), *self.buffers()]), None)
 

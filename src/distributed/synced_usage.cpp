@@ -62,7 +62,7 @@ void check_sizes(const Group& group, const at::Tensor& counts) {
   if (all.eq(counts.numel()).all().item<bool>()) return;
   C10_THROW_ERROR(
       DistError,
-      group.subject() + ": expected the number of codes to be equal on all " + "ranks, but got " +
+      group.subject() + ": expected the number of codes to be equal on all ranks, but got " +
           c10::Join(", ", std::vector<int64_t>(all.const_data_ptr<int64_t>(),
                                                all.const_data_ptr<int64_t>() + all.numel())));
 }

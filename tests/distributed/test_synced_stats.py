@@ -78,6 +78,19 @@ def test_codebooks_that_learn_by_gradient_are_counted(two: Ranks) -> None:
     assert two.run(by_gradient) == [(21, 10), (21, 11)]
 
 
+def unlike(rank: int) -> str:
+    return outcome(lambda: VectorQuantize(DIM, 8 + rank).stats(synced=True))
+
+
+def test_codebooks_of_other_sizes_are_refused(two: Ranks) -> None:
+    """Gloo would end a process whose message is of another size."""
+    for message in two.run(unlike):
+        assert message.startswith(
+            "DistError: stats: expected the number of codes to be equal on all"
+        )
+        assert "ranks, but got 8, 9" in message
+
+
 # Replicas ------------------------------------------------------------------------------------------------------
 
 

@@ -76,6 +76,8 @@ def test_same_attributes(kwargs, reference, subject):
     for name in ATTRIBUTES:
         assert getattr(ours, name) == getattr(theirs, name), name
     assert ours._levels.tolist() == theirs._levels.tolist()
+    assert ours._basis.dtype == theirs._basis.dtype
+    assert ours._basis.tolist() == theirs._basis.tolist()
 
 
 def test_every_keyword_has_a_row(reference):
