@@ -222,7 +222,7 @@ void CodebookImpl::prepare(const torch::Tensor& x, const std::optional<torch::Te
     initialise(x, mask, ranks);
   }
   if (options.affine_param()) {
-    update_affine(x.detach(), mask, options.sync_affine_param() ? ranks : distributed::Ranks());
+    update_affine(x.detach(), mask, ranks);
   }
 }
 
@@ -247,9 +247,10 @@ void CodebookImpl::initialise(const torch::Tensor& x, const std::optional<torch:
 
 void CodebookImpl::update_affine(const torch::Tensor& x, const std::optional<torch::Tensor>& mask,
                                  const distributed::Ranks& ranks) {
-  const auto tokens = functional::update_affine_(batch_mean, batch_variance, batch_mean_needs_init,
-                                                 batch_variance_needs_init, x, mask,
-                                                 options.affine_param_batch_decay(), ranks);
+  const auto tokens = functional::update_affine_(
+      batch_mean, batch_variance, batch_mean_needs_init, batch_variance_needs_init, x, mask,
+      options.affine_param_batch_decay(),
+      options.sync_affine_param() ? ranks : distributed::Ranks());
   // A step without tokens changes nothing, not even the statistics of the codes.
   const auto present = tokens.gt(0).expand({-1, options.codebook_size()});
   functional::update_affine_(codebook_mean, codebook_variance, codebook_mean_needs_init,

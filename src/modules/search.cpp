@@ -91,6 +91,10 @@ CodesOfStep codes_of_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
     const at::AutoGradMode enable_grad(true);
     const auto codebook = codes_to_search(vq, request, tokens, projected.scalar_type());
     in_place = in_place_step(vq, projected, codebook, mask, request.ranks);
+    if (vq.options.vqp_compat() && vq.options.affine_param()) {
+      // The reference searches again after the step, and counts the tokens once more.
+      vq.codebook_state->update_affine(projected.detach(), mask, request.ranks);
+    }
   }
   return {codes_to_search(vq, request, tokens, projected.scalar_type()), in_place};
 }

@@ -38,6 +38,9 @@ MORE: dict[str, dict[str, Any]] = {
     "compat_manual": dict(**COMPAT, manual_ema_update=True),
     "compat_fraction": dict(**COMPAT, dead_code_threshold_fraction=0.5),
     "in_place": dict(**LEARNABLE, in_place_codebook_optimizer="sgd"),
+    "in_place_affine_compatible": dict(
+        affine_param=True, vqp_compat=True, in_place_codebook_optimizer="sgd", **LEARNABLE
+    ),
     "input_as_padding": dict(return_zeros_for_masked_padding=False),
     "sync_every": dict(sync_every=3),
     "sync_every_dead": dict(sync_every=2, **SEPARATE, threshold_ema_dead_code=1),

@@ -120,6 +120,10 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
 
   // State shared by ranks -------------------------------------------------------------------------
 
+  /// Updates the statistics of the affine map from the tokens (H, T, D) of a step; over the ranks
+  /// with sync_affine_param.
+  void update_affine(const torch::Tensor& x, const std::optional<torch::Tensor>& mask,
+                     const distributed::Ranks& ranks);
   /// All state that ranks share, except statistics of the affine map, which may be local to a rank.
   std::vector<torch::Tensor> replicated_state() const;
   /// Identifies this module, see distributed/replicas.h.
@@ -161,8 +165,6 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
   void forget_kept();
   void initialise(const torch::Tensor& x, const std::optional<torch::Tensor>& mask,
                   const distributed::Ranks& ranks);
-  void update_affine(const torch::Tensor& x, const std::optional<torch::Tensor>& mask,
-                     const distributed::Ranks& ranks);
   void restore_default(const std::string& name);
 
   bool owns_bridge_;

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchvq._base.ranks import Ranks, noise_rng
+from torchvq._base.ranks import ALONE, Ranks, noise_rng
 from torchvq._base.transforms import takes_gradient
 from torchvq._codebook.in_place import in_place_step, learns_in_place, own_backward
 from torchvq._codebook.losses import SearchedTokens, SearchResult
@@ -113,6 +113,10 @@ def codes_of_step(
         with own_backward():
             codebook = codes_to_search(vq, request, tokens, projected.dtype)
         in_place = in_place_step(vq, projected, codebook, mask, request.ranks)
+        state = vq._codebook
+        if vq.vqp_compat and state.affine_param and not state.replaying:
+            # The reference searches again after the step, and counts the tokens once more.
+            state.update_affine(projected, mask, request.ranks if vq.sync_affine_param else ALONE)
     return codes_to_search(vq, request, tokens, projected.dtype), in_place
 
 
