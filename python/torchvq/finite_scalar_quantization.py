@@ -367,9 +367,8 @@ class FSQ(RandomState):
     @property
     def _basis(self) -> Tensor:
         """How much one level of each feature adds to the index: a buffer of the reference."""
-        return torch.cumprod(
-            torch.cat([torch.ones_like(self._levels[:1]), self._levels[:-1]]), 0
-        ).int()
+        steps = [math.prod(self.levels[:feature]) for feature in range(self.codebook_dim)]
+        return torch.tensor(steps, dtype=torch.int32, device=self._device)
 
     @property
     def _device(self) -> torch.device | None:

@@ -12,7 +12,7 @@ from torchvq._base.estimators import estimate
 from torchvq._base.options import check_options
 from torchvq._base.replaced import is_replaced, methods_of
 from torchvq._residual.engine import only_if, stack_levels
-from torchvq._residual.stack import LevelResult, ResidualStack, StackResult
+from torchvq._residual.stack import LevelResult, ResidualStack, StackResult, sum_of_levels
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
 from torchvq.sim_vq import SimSearchResult, SimVQ, handshake
 
@@ -234,7 +234,7 @@ class ResidualSimVQ(ResidualStack):
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in the same layout; zeros where all are -1."""
         if is_replaced(self, self.decoding):
-            return self.get_codes_from_indices(indices).sum(0)
+            return sum_of_levels(self.get_codes_from_indices(indices).unbind())
         return super().get_output_from_indices(indices)
 
     def _placed(self, codes: Tensor) -> Tensor:

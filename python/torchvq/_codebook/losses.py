@@ -104,8 +104,9 @@ def shared_totals(
         searched: the search of each level in use.
     """
     first = quantizers[0]
-    diverse = any(vq.has_codebook_diversity_loss for vq in quantizers)
-    if ranks.alone or not diverse or first.vqp_compat:
+    if ranks.alone or first.vqp_compat:
+        return [None] * len(searched)
+    if not any(vq.has_codebook_diversity_loss for vq in quantizers):
         return [None] * len(searched)
     codebook = first._codebook
     if codebook.replaying:

@@ -35,16 +35,16 @@ def decode_levels(rvq: "ResidualVQ", indices: Tensor) -> list[Tensor]:
 
 def decode_sum(rvq: "ResidualVQ", indices: Tensor) -> Tensor:
     """The sum of the codes (B, *, heads * D) of indices (B, *, q) or (B, *, heads, q)."""
-    if is_replaced(rvq, rvq.decoding):
-        return rvq.get_codes_from_indices(indices).sum(0)
-    if rvq.implicit_neural_codebook:
-        total, *others = map(_widened, decode_levels(rvq, indices))
+    replaced = is_replaced(rvq, rvq.decoding)
+    if replaced or rvq.implicit_neural_codebook:
+        levels = rvq.get_codes_from_indices(indices) if replaced else decode_levels(rvq, indices)
+        total, *others = map(_widened, levels)
         for codes in others:
             total = total + codes
         return total
     check_levels(indices, rvq.num_quantizers, rvq.quantize_dropout)
-    levels = rvq.levels[: indices.shape[-1]]
-    found = [decoding_codes(level._codebook) for level in levels]
+    used = rvq.levels[: indices.shape[-1]]
+    found = [decoding_codes(level._codebook) for level in used]
     affine = [own for _, of_level in found for own in of_level]
     decoded: Tensor = _ops.decode_residual(
         indices, [codes for codes, _ in found], affine, rvq.heads, rvq.layout.separate

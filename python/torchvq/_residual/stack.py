@@ -4,6 +4,7 @@ A family defines one level (``quantize_level``, ``decode_level``) and the gradie
 of levels, decoding and groups (``_residual/grouped_stack.py``) are implemented here once for all families.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from operator import index
 from typing import Any, NamedTuple
@@ -32,6 +33,14 @@ from torchvq._residual.engine import (
 )
 
 _ops = torch.ops.torchvq
+
+
+def sum_of_levels(codes: Sequence[Tensor]) -> Tensor:
+    """The sum of the codes of all levels, in their order."""
+    total = torch.zeros_like(codes[0])
+    for level in codes:
+        total = total + level
+    return total
 
 
 class LevelResult(NamedTuple):
@@ -318,15 +327,10 @@ class ResidualStack(RandomState):
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in the same layout; zeros where all are -1."""
-        given = indices
+        replaced = is_replaced(self, self.decoding)
+        codes = self.get_codes_from_indices(indices).unbind() if replaced else None
         indices = self.plain_indices(as_int64(type(self).__name__, indices))
-        if is_replaced(self, self.decoding):
-            total = self.get_codes_from_indices(given).sum(0)
-        else:
-            codes = self._decode(indices)
-            total = torch.zeros_like(codes[0])
-            for level in codes:
-                total = total + level
+        total = sum_of_levels(self._decode(indices) if codes is None else codes)
         output = project(self.project_out, total)
         if self.has_projections:
             # The output of masked tokens is 0; the bias of the projection would change it.
