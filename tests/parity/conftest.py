@@ -11,7 +11,7 @@ import pytest
 def pytest_generate_tests(metafunc):
     if "subject" in metafunc.fixturenames:
         subjects = ["torchvq", SWITCHED, "vector_quantize_pytorch"]
-        metafunc.parametrize("subject", subjects, indirect=True, scope="session")
+        metafunc.parametrize("subject", subjects, indirect=True)
 
 
 SWITCHED = "torchvq, switched"
@@ -30,11 +30,11 @@ def reference():
     return package("vector_quantize_pytorch")
 
 
-@pytest.fixture(scope="session")
-def subject(request):
-    with pytest.MonkeyPatch.context() as environment:
-        if request.param == SWITCHED:
-            environment.setenv("TORCHVQ_COMPAT", "1")
-        else:
-            environment.delenv("TORCHVQ_COMPAT", raising=False)
-        yield package("torchvq" if request.param == SWITCHED else request.param)
+@pytest.fixture
+def subject(request, monkeypatch):
+    # For this test alone: tests of other folders run in the same process.
+    if request.param == SWITCHED:
+        monkeypatch.setenv("TORCHVQ_COMPAT", "1")
+    else:
+        monkeypatch.delenv("TORCHVQ_COMPAT", raising=False)
+    return package("torchvq" if request.param == SWITCHED else request.param)

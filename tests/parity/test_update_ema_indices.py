@@ -36,7 +36,7 @@ def test_evaluation_moves_the_averages_and_replaces_no_code(cosine: bool) -> Non
 
 
 def test_steps_that_are_kept_replace_no_code_in_evaluation() -> None:
-    ours = torchvq.VectorQuantize(**OPTIONS, sync_every=2, vqp_compat=False).eval()
+    ours = torchvq.VectorQuantize(**OPTIONS, sync_every=2).eval()
     before = ours._codebook.embed.clone()
     for _ in range(2):
         ours.update_ema_indices(*data())
