@@ -119,6 +119,7 @@ set(TORCHVQ_SOURCES
   io/scalar_codec.cpp
   io/typed_sources.cpp
   io/unfinished_files.cpp
+  kernels/cpu/beam_panels.cpp
   kernels/cpu/cpu_level.cpp
   kernels/cpu/fixed_point_sum.cpp
   kernels/cpu/nearest_angle.cpp

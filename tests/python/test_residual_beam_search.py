@@ -78,6 +78,23 @@ def test_scales_and_offsets(search, offset, scale, generator):
     assert torch.equal(search(x, codebooks, 4), expected(x, codebooks, 4))
 
 
+@pytest.mark.parametrize("tokens", [12, 700])
+@pytest.mark.parametrize("beam", [3, 20])
+@pytest.mark.parametrize("scales", [(1, 1e-6, 1e3, 1), (1, 1e-13, 1, 1e-7), (1, 1e13, 1, 1e6)])
+def test_rows_codes_and_levels_of_unlike_sizes(scales, beam, tokens, generator):
+    """Few tokens multiply the residual of each path, many the codebooks with each other, in 16 bits."""
+    x, codebooks = make(generator, tokens=tokens, dim=25, sizes=(9, 70, 16, 33))
+    codebooks = [codebook * scale for codebook, scale in zip(codebooks, scales, strict=True)]
+    codebooks[1][:, 1::2] = codebooks[1][:, ::2] * (1 + 1e-6)  # pairs that 16 bits cannot separate
+    codebooks[2][:, 3] *= 1e-14
+    x[:, ::5] *= 1e14
+    x[:, 1::5] *= 1e-14
+    x[:, 2] = 0
+    found = op(x, codebooks, beam)
+    assert torch.equal(found, PATHS["any"](x, codebooks, beam))
+    assert torch.equal(found[:, :12], expected(x[:, :12], codebooks, beam))
+
+
 def test_beam_of_one_is_the_greedy_walk(search, generator):
     x, codebooks = make(generator, tokens=500, dim=16, sizes=(32, 32, 32))
     residual, indices = x, []

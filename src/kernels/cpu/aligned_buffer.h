@@ -5,6 +5,10 @@
 #include <memory>
 #include <new>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace torchvq::kernels {
 
 template <typename T>
@@ -12,8 +16,7 @@ class AlignedBuffer {
  public:
   AlignedBuffer() = default;
   explicit AlignedBuffer(int64_t size)
-      : data_(static_cast<T*>(::operator new(sizeof(T) * static_cast<size_t>(size), kAlignment))),
-        size_(size) {}
+      : data_(allocate(sizeof(T) * static_cast<size_t>(size))), size_(size) {}
 
   T* data() { return data_.get(); }
   const T* data() const { return data_.get(); }
@@ -22,11 +25,28 @@ class AlignedBuffer {
   int64_t size() const { return size_; }
 
  private:
-  static constexpr std::align_val_t kAlignment{64};
+  static constexpr std::align_val_t kAlignment{64}, kPage{size_t{1} << 21};
+  static constexpr size_t kManyPages = 4;
+
   struct Delete {
-    void operator()(T* data) const { ::operator delete(data, kAlignment); }
+    std::align_val_t alignment = kAlignment;
+    void operator()(T* data) const { ::operator delete(data, alignment); }
   };
-  std::unique_ptr<T, Delete> data_;
+  using Data = std::unique_ptr<T, Delete>;
+
+  /// Large memory lies in large pages, where the system has them: touching it for the first time,
+  /// and reading rows here and there, is several times cheaper.
+  static Data allocate(size_t bytes) {
+    const bool large = bytes >= kManyPages * static_cast<size_t>(kPage);
+    const auto alignment = large ? kPage : kAlignment;
+    Data data(static_cast<T*>(::operator new(bytes, alignment)), Delete{alignment});
+#if defined(__linux__)
+    if (large) madvise(data.get(), bytes, MADV_HUGEPAGE);  // failing changes nothing but speed
+#endif
+    return data;
+  }
+
+  Data data_;
   int64_t size_ = 0;
 };
 

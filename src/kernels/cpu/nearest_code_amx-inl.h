@@ -186,6 +186,7 @@ void set_amx(NearestCodeScan& table) {
   table.coarse_codes = amx_codes;
   table.coarse_rows = amx_rows;
   table.coarse_scan = amx_scan;
+  table.coarse_score = nullptr;
 }
 
 }  // namespace

@@ -49,6 +49,15 @@ inline ScoreError score_error(int64_t dim, double norm, double offset, double sh
 // Norm to which rows and codes are scaled: it fits 16-bit integers, and two digits in [-128, 127].
 constexpr double kCoarseNorm = 32600;
 
+/// Norms that coarse screening can scale to kCoarseNorm.
+constexpr double kSmallestCoarse = 1e-12, kLargestCoarse = 1e12;
+
+/// The scale of a vector of this norm; 0 if the norm is out of bounds.
+inline float coarse_scale(double norm) {
+  return norm > kSmallestCoarse && norm < kLargestCoarse ? static_cast<float>(kCoarseNorm / norm)
+                                                         : 0.0F;
+}
+
 /// Norm of the difference between a scaled vector and its integers, as a fraction of kCoarseNorm.
 /// square: the squared norm of that difference, summed in float32 from float32 products; each
 /// product is off by at most 2^-24 of itself, together 2^-24 of kCoarseNorm.

@@ -147,6 +147,17 @@ TORCHVQ_COARSE_TARGET void coarse_scan(const int32_t* rows, const float* units, 
   for (int64_t r = 0; r < row_count; ++r) results[r] = finish(states[r]);
 }
 
+TORCHVQ_COARSE_TARGET void coarse_score(const int32_t* rows, const float* units,
+                                        const int32_t* panels, const float* half_norms,
+                                        int64_t panel_count, int64_t pairs, float* scores) {
+  for (int64_t panel = 0; panel < panel_count; ++panel) {
+    Tile tile;
+    score_coarse_tile(rows, units, panels + panel * kPanel * pairs, half_norms + panel * kPanel,
+                      pairs, tile);
+    store_tile(tile, panel, panel_count, scores);
+  }
+}
+
 inline bool coarse_pays() {
 #if defined(__AVX512F__)
   return __builtin_cpu_supports("avx512vnni");
@@ -163,8 +174,10 @@ void set_coarse(NearestCodeScan& table) {
   table.coarse_rows = coarse_rows;
 #if defined(TORCHVQ_COARSE)
   table.coarse_scan = coarse_pays() ? coarse_scan : nullptr;
+  table.coarse_score = coarse_pays() ? coarse_score : nullptr;
 #else
   table.coarse_scan = nullptr;
+  table.coarse_score = nullptr;
 #endif
 }
 

@@ -10,6 +10,12 @@ bool all_finite(const float* values, int64_t count) {
   return std::all_of(values, values + count, [](float value) { return std::isfinite(value); });
 }
 
+double squared_norm(const float* values, int64_t count) {
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += static_cast<double>(values[i]) * values[i];
+  return sum;
+}
+
 double largest_bias(const NearestCodeTask& task) {
   double largest = 0;
   for (int64_t k = 0; task.bias && k < task.size; ++k) {

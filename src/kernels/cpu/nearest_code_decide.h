@@ -26,6 +26,9 @@ struct NearestCodeTask {
 
 bool all_finite(const float* values, int64_t count);
 
+/// In float64, where it is finite if all values are.
+double squared_norm(const float* values, int64_t count);
+
 /// The largest magnitude of a finite bias.
 double largest_bias(const NearestCodeTask& task);
 

@@ -10,12 +10,6 @@ constexpr int64_t kFewRows = 9;      // above this, nearest_code_unpacked
 constexpr int64_t kGrain = 1 << 16;  // products per thread
 constexpr int64_t kCodes = 64;       // in cache while all rows are compared with them
 
-double squared_norm(const float* x, int64_t dim) {
-  double sum = 0;
-  for (int64_t d = 0; d < dim; ++d) sum += static_cast<double>(x[d]) * x[d];
-  return sum;
-}
-
 }  // namespace
 
 bool has_few_rows(const NearestCodeTask& task) {

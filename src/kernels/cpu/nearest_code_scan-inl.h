@@ -43,6 +43,17 @@ inline void score_tile(const float* rows, const float* panel, const float* half_
   }
 }
 
+/// Writes the scores of a tile where `score` of nearest_code_scan.h wants them.
+inline void store_tile(const Tile& tile, int64_t panel, int64_t panel_count, float* scores) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kTileRows; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kVectors; ++c) {
+      store(scores + (r * panel_count + panel) * kPanel + c * kLanes, tile.score[r][c]);
+    }
+  }
+}
+
 inline void take(RowState& row, Floats score, Ints position) {
   const Ints better = row.best < score;
   row.runner_up = maximum(row.runner_up, better ? row.best : score);
@@ -137,11 +148,7 @@ void score(const float* rows, const float* panels, const float* half_norms, int6
   for (int64_t panel = 0; panel < panel_count; ++panel) {
     Tile tile;
     score_tile(rows, panels + panel * kPanel * depth, half_norms + panel * kPanel, depth, tile);
-    for (int r = 0; r < kTileRows; ++r) {
-      for (int c = 0; c < kVectors; ++c) {
-        store(scores + (r * panel_count + panel) * kPanel + c * kLanes, tile.score[r][c]);
-      }
-    }
+    store_tile(tile, panel, panel_count, scores);
   }
 }
 
@@ -242,23 +249,6 @@ float largest(const float* values, int64_t count) {
   return result;
 }
 
-int64_t at_least(const float* values, int64_t count, float limit, int32_t* places) {
-  int64_t found = 0, i = 0;
-  for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
-    const Ints hit =
-        (load<Floats>(values + i) >= limit) | (load<Floats>(values + i + kLanes) >= limit);
-    if (sum_lanes<int32_t, kLanes>(hit) == 0) continue;
-    for (int64_t j = i; j < i + 2 * kLanes; ++j) {
-      places[found] = static_cast<int32_t>(j);
-      found += values[j] >= limit;
-    }
-  }
-  for (; i < count; ++i) {
-    if (values[i] >= limit) places[found++] = static_cast<int32_t>(i);
-  }
-  return found;
-}
-
 }  // namespace
 
 NearestCodeScan TORCHVQ_LEVEL_NAME(nearest_code_scan)() {
@@ -279,7 +269,7 @@ NearestCodeScan TORCHVQ_LEVEL_NAME(nearest_code_scan)() {
   table.score = score;
   table.score_row = score_row;
   table.largest = largest;
-  table.at_least = at_least;
+  table.at_least = places_reaching<Side::kAtLeast>;
   set_coarse(table);
   set_unpacked(table);
   return table;

@@ -95,6 +95,9 @@ struct NearestCodeScan {
   void (*coarse_scan)(const int32_t* rows, const float* units, int64_t row_count,
                       const int32_t* codes, const float* half_norms, int64_t panel_count,
                       int64_t words, void* state, ScanResult* results);
+  /// As `score`, of rows and codes in the layout of coarse_scan; null where that is, and with AMX.
+  void (*coarse_score)(const int32_t* rows, const float* units, const int32_t* codes,
+                       const float* half_norms, int64_t panel_count, int64_t words, float* scores);
   int64_t (*coarse_words)(int64_t dim);
   float (*coarse_codes)(const float* panels, int64_t panel_count, int64_t dim, int64_t depth,
                         float scale, int32_t* to);

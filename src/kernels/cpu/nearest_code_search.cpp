@@ -70,7 +70,6 @@ constexpr int64_t kBlockValues =
 constexpr int64_t kBlockRows = 96;  // running bests that stay in the first-level cache
 
 // Range of norms whose scales stay far from the limits of float32.
-constexpr double kSmallestCoarse = 1e-12, kLargestCoarse = 1e12;
 constexpr int64_t kTrial = 8;  // with so few open rows it is too early to judge
 
 }  // namespace
@@ -150,12 +149,9 @@ void NearestCodeSearch::search_nearest(Block& block) const {
 void NearestCodeSearch::scan_coarsely(Block& block) const {
   const int64_t padded = round_up(block.count, scan_.tile_rows);
   for (int64_t r = 0; r < padded; ++r) {
-    const double norm = r < block.count ? block.norms[r] : -1;
-    const bool scaled = norm > kSmallestCoarse && norm < kLargestCoarse;
-    block.scales[r] = scaled ? static_cast<float>(kCoarseNorm / norm) : 0.0F;
-    block.units[r] = scaled ? static_cast<float>(1 / (static_cast<double>(block.scales[r]) *
-                                                      static_cast<double>(coarse_scale_)))
-                            : 0.0F;
+    const double scale = coarse_scale(r < block.count ? block.norms[r] : -1);
+    block.scales[r] = static_cast<float>(scale);
+    block.units[r] = scale > 0 ? static_cast<float>(1 / (scale * coarse_scale_)) : 0.0F;
   }
   scan_.coarse_rows(block.packed.data(), padded, task_.dim, depth_, block.scales.data(),
                     block.coarse.data(), block.errors.data());

@@ -236,29 +236,6 @@ TORCHVQ_PREPARED_TARGET inline void score_panels(const PreparedRow* rows,
   }
 }
 
-/// A bit for each of kLanes scores that is at least `least`.
-inline uint64_t reaching(const float* scores, float least) {
-#if defined(__AVX512F__)
-  return _mm512_cmp_ps_mask(_mm512_loadu_ps(scores), _mm512_set1_ps(least), _CMP_GE_OQ);
-#elif defined(__AVX2__)
-  return static_cast<uint32_t>(_mm256_movemask_ps(
-      _mm256_cmp_ps(_mm256_loadu_ps(scores), _mm256_set1_ps(least), _CMP_GE_OQ)));
-#else
-  uint64_t found = 0;
-  for (int l = 0; l < kLanes; ++l) found |= uint64_t{scores[l] >= least} << l;
-  return found;
-#endif
-}
-
-/// The same of `vectors` times kLanes scores.
-template <int vectors>
-inline uint64_t reaching_of(const float* scores, float least) {
-  uint64_t found = 0;
-#pragma GCC unroll 4
-  for (int v = 0; v < vectors; ++v) found |= reaching(scores + v * kLanes, least) << (v * kLanes);
-  return found;
-}
-
 /// The hits that screen() collects.
 struct Hits {
   PreparedHit* at;

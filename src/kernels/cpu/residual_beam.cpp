@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "kernels/cpu/nearest_code_bound.h"
 #include "kernels/cpu/nearest_code_decide.h"
@@ -30,40 +29,7 @@ void remainders(const float* residual, const float* const* codes, int64_t dim, i
   for (int64_t i = 0; i < count; ++i) scores[i] = sum[i];
 }
 
-double squared_norm(const float* row, int64_t dim) {
-  double sum = 0;
-  for (int64_t d = 0; d < dim; ++d) sum += static_cast<double>(row[d]) * row[d];
-  return sum;
-}
-
 }  // namespace
-
-BeamPanels::BeamPanels(const float* codes, const float* half, int64_t size, int64_t dim,
-                       CpuLevel level)
-    : scan_(nearest_code_scan(level)),
-      dim_(dim),
-      panel_count_((size + scan_.panel - 1) / scan_.panel),
-      panels_(stride() * dim),
-      half_norms_(stride()) {
-  std::vector<int32_t> all(static_cast<size_t>(size));
-  std::iota(all.begin(), all.end(), 0);
-  std::vector<double> squares(static_cast<size_t>(stride()));
-  const std::vector<float> zeros(static_cast<size_t>(dim + scan_.lanes));
-  scan_.pack_codes({codes, codes + size * dim, dim, all.data(), size}, zeros.data(), dim, 0,
-                   panel_count_, panels_.data(), squares.data());
-  // The scan computes <row, code> - half norm; with the signs of codes and half norms flipped, it
-  // returns half - <row, code>.
-  for (int64_t i = 0; i < panels_.size(); ++i) panels_[i] = -panels_[i];
-  std::fill_n(half_norms_.data(), half_norms_.size(), -HUGE_VALF);
-  for (int64_t k = 0; k < size; ++k) half_norms_[k] = -half[k];
-}
-
-void BeamPanels::products(const float* rows, int64_t count, float* values) const {
-  for (int64_t row = 0; row < count; row += scan_.tile_rows) {
-    scan_.score(rows + row * dim_, panels_.data(), half_norms_.data(), panel_count_, dim_,
-                values + row * stride());
-  }
-}
 
 ResidualBeam::ResidualBeam(const BeamTask& task, CpuLevel level, int64_t max_rows)
     : task_(task),
@@ -91,20 +57,28 @@ void ResidualBeam::begin(const float* x, int64_t rows) {
   if (task_.products) std::copy_n(x, rows * task_.dim, x_.data());
   for (int64_t row = 0; row < rows; ++row) {
     const float* const from = x + row * task_.dim;
-    finite_[static_cast<size_t>(row)] = all_finite(from, task_.dim);
-    const double length = squared_norm(from, task_.dim);
+    double length = squared_norm(from, task_.dim);
+    const bool finite = std::isfinite(length);
+    finite_[static_cast<size_t>(row)] = finite;
+    if (!finite) {
+      std::fill_n(residuals_[side_].data() + row * task_.dim, task_.dim, 0.0F);
+      if (task_.products) std::fill_n(x_.data() + row * task_.dim, task_.dim, 0.0F);
+      length = 0;
+    }
     paths_[side_][static_cast<size_t>(row * task_.beam)] = {task_.weighted ? 0 : length, length,
                                                             std::sqrt(length)};
   }
 }
 
 void ResidualBeam::step() {
-  level().panels->products(task_.products ? x_.data() : residuals(),
-                           task_.products ? rows_ : rows_ * width_, base_.data());
+  if (!task_.products || done_ == 0) measure_rows();
+  level().panels->products({task_.products ? x_.data() : residuals(), norms_.data(),
+                            static_cast<int64_t>(norms_.size())},
+                           base_.data());
   const int64_t all = width_ * level().size;
   const int64_t count = last() ? 1 : std::min(task_.beam, all);
   next_width_ = count;
-  const int64_t stride = (task_.products ? 1 : width_) * level().panels->stride();
+  const int64_t stride = per_row() * level().panels->stride();
   for (int64_t row = 0; row < rows_; ++row) {
     if (finite_[static_cast<size_t>(row)]) {
       extend_row(row, base_.data() + row * stride, count);
@@ -115,6 +89,14 @@ void ResidualBeam::step() {
   width_ = next_width_;
   side_ ^= 1;
   ++done_;
+}
+
+/// Keeps the norms of the rows that products are made of.
+void ResidualBeam::measure_rows() {
+  norms_.clear();
+  for (int64_t row = 0; row < rows_; ++row) {
+    for (int64_t h = 0; h < width_; ++h) norms_.push_back(std::sqrt(paths(row)[h].length));
+  }
 }
 
 void ResidualBeam::finish(int64_t* indices) const {
@@ -128,7 +110,7 @@ void ResidualBeam::finish(int64_t* indices) const {
 
 void ResidualBeam::extend_row(int64_t row, const float* base, int64_t count) {
   extensions_.clear();
-  if (screens(paths(row), count)) {
+  if (screens(row, count)) {
     score_paths(row, base);
     collect(count);
     choose(row, count);
@@ -143,28 +125,41 @@ void ResidualBeam::extend_row(int64_t row, const float* base, int64_t count) {
 }
 
 /// Whether float32 scores can separate codes; if so, sets the bound on the error of the values.
-bool ResidualBeam::screens(const Path* paths, int64_t count) {
+bool ResidualBeam::screens(int64_t row, int64_t count) {
   double reach = 0, least = HUGE_VAL, most = 0;
   for (int64_t h = 0; h < width_; ++h) {
-    const double whole = offset(paths[h]);
+    const Path& path = paths(row)[h];
+    const double whole = offset(path);
     if (!std::isfinite(whole)) return false;
-    reach = std::max(reach, task_.products ? paths[h].reach : std::sqrt(paths[h].length));
+    reach = std::max(reach, task_.products ? path.reach : std::sqrt(path.length));
     least = std::min(least, whole);
     most = std::max(most, whole);
   }
   const double whole = reach + level().radius, weight = level().weight;
   const double largest = std::max({whole * whole, weight * whole * whole, most});
   if (!(largest < kLargeSquare) || level().finite * width_ < count) return false;
-  // Rounding of the products of row, earlier codes and code, of their sum,
-  // and of the residual itself.
-  const int64_t roundings = task_.dim + 3 * levels_ + 16;
-  const double value = chain_error(roundings, kFloatUnit) * whole * level().radius +
-                       kFloatTiny * static_cast<double>(roundings) * (1 + whole);
   // Rounding of the contract's sum, and of lengths and scores as added up here.
-  const double wide = chain_error(roundings, kDoubleUnit) * 8 * largest;
+  const double wide = chain_error(roundings(), kDoubleUnit) * 8 * largest;
   shift_ = least / 2;
-  margin_ = kReach * (weight * value + 4 * kFloatUnit * (most - least) + wide + kFloatTiny);
+  margin_ = kReach * (weight * value_error(row, reach) + 4 * kFloatUnit * (most - least) + wide +
+                      kFloatTiny);
   return true;
+}
+
+/// Bounds the error of the values of a row before they are weighted. reach: of its paths.
+double ResidualBeam::value_error(int64_t row, double reach) const {
+  // Rounding of the products of row, earlier codes and code, of their sum, and of the residual.
+  const auto& own = level();
+  const double whole = reach + own.radius, count = static_cast<double>(roundings());
+  const double floats =
+      chain_error(roundings(), kFloatUnit) * whole * own.radius + kFloatTiny * count * (1 + whole);
+  // Rounding to integers of row and codes, and of the products with earlier codes.
+  double rounding = 0;
+  for (int64_t r = row * per_row(); r < (row + 1) * per_row(); ++r) {
+    rounding = std::max(rounding, own.panels->rounding(norms_[static_cast<size_t>(r)]));
+  }
+  const double earlier = task_.products ? static_cast<double>(done_) : 0;
+  return floats + rounding * reach + earlier * (kSmallestCoarse * own.radius + 0.51 * own.unit);
 }
 
 /// Computes the values of all extensions of a row's paths, and the smallest per group.
@@ -176,11 +171,11 @@ void ResidualBeam::score_paths(int64_t row, const float* base) {
   values_.resize(static_cast<size_t>(width_ * size));
   for (int64_t h = 0; h < width_; ++h) {
     for (int64_t m = 0; m < earlier; ++m) {
-      plus_[static_cast<size_t>(m)] =
-          level().products[static_cast<size_t>(m)] + histories[h * levels_ + m] * size;
+      plus_[static_cast<size_t>(m)] = level().products[static_cast<size_t>(m)] +
+                                      histories[h * levels_ + m] * level().panels->stride();
     }
     scan_.score(task_.products ? base : base + h * level().panels->stride(), plus_.data(), earlier,
-                size, static_cast<float>(level().weight),
+                size, level().unit, static_cast<float>(level().weight),
                 static_cast<float>(offset(paths(row)[h]) / 2 - shift_), values_.data() + h * size,
                 smallest_.data());
   }

@@ -8,40 +8,19 @@
 #include <vector>
 
 #include "kernels/cpu/aligned_buffer.h"
-#include "kernels/cpu/nearest_code_scan.h"
+#include "kernels/cpu/beam_panels.h"
 #include "kernels/cpu/residual_beam_scan.h"
 
 namespace torchvq::kernels {
-
-/// The codes of a level, packed for products with rows.
-class BeamPanels {
- public:
-  /// codes: (size, dim), finite; half: (size,), half the squared norms,
-  /// infinite for excluded codes.
-  BeamPanels(const float* codes, const float* half, int64_t size, int64_t dim, CpuLevel level);
-
-  /// values[row * stride() + k] = half[k] - <row, code k> for `count` rows that lie dim apart.
-  /// rows and values have room for a multiple of kBeamTile rows.
-  void products(const float* rows, int64_t count, float* values) const;
-
-  int64_t stride() const { return panel_count_ * scan_.panel; }
-
- private:
-  NearestCodeScan scan_;
-  int64_t dim_, panel_count_;
-  AlignedBuffer<float> panels_, half_norms_;
-};
-
-/// Rows come in multiples of this, for any instruction set.
-inline constexpr int64_t kBeamTile = 12;
 
 struct BeamLevel {
   const BeamPanels* panels = nullptr;
   const float* codes = nullptr;    ///< (size, dim)
   const bool* excluded = nullptr;  ///< (size,), codes with a NaN or infinity
   const double* norms = nullptr;   ///< (size,), 0 where excluded
-  /// Products with the codes of each earlier level, (size there, size), or empty.
-  std::vector<const float*> products;
+  /// Products with the codes of each earlier level, (size there, panels->stride()), or empty.
+  std::vector<const int16_t*> products;
+  float unit = 0;  ///< of these products
   int64_t size = 0;
   int64_t finite = 0;  ///< codes that are not excluded
   double radius = 0;   ///< largest norm
@@ -89,7 +68,12 @@ class ResidualBeam {
   double offset(const Path& path) const {
     return task_.weighted ? path.score + level().weight * path.length : path.length;
   }
-  bool screens(const Path* paths, int64_t count);
+  bool screens(int64_t row, int64_t count);
+  double value_error(int64_t row, double reach) const;
+  int64_t roundings() const { return task_.dim + 3 * levels_ + 16; }
+  /// Rows of products for each row.
+  int64_t per_row() const { return task_.products ? 1 : width_; }
+  void measure_rows();
   void score_paths(int64_t row, const float* base);
   void collect(int64_t count);
   void reduce(int64_t count);
@@ -112,8 +96,9 @@ class ResidualBeam {
   std::vector<Path> paths_[2];         ///< (rows, beam), the first `width` of each row used
   std::vector<int32_t> histories_[2];  ///< (rows, beam, levels)
   std::vector<bool> finite_;           ///< per row
+  std::vector<double> norms_;          ///< of the rows of the products: per row or path
   std::vector<Extension> extensions_;  ///< of the current row
-  std::vector<const float*> plus_;
+  std::vector<const int16_t*> plus_;
   std::vector<float> values_;    ///< of all its extensions: half their scores, minus a shift
   std::vector<float> smallest_;  ///< per group
   std::vector<int32_t> places_;

@@ -1,5 +1,5 @@
 // Source of the inner loops; included by one file per instruction set, which defines
-// TORCHVQ_LEVEL_NAME. Scoring is bound by loads: one per code and earlier level.
+// TORCHVQ_LEVEL_NAME. Scoring is bound by loads, one per code and earlier level, so these are integers of 16 bits.
 #include "kernels/cpu/residual_beam_scan.h"
 #include "kernels/cpu/simd-inl.h"
 
@@ -8,30 +8,41 @@ namespace {
 
 constexpr int kVectors = kBeamGroups / kLanes;
 
-void score(const float* base, const float* const* plus, int64_t plus_count, int64_t count,
-           float scale, float shift, float* values, float* smallest) {
-  const Floats factor = Floats{} + scale, offset = Floats{} + shift;
+using Shorts = Vector<int16_t, kLanes>;
+
+void narrow(const float* values, int64_t count, float unit, int16_t* to) {
+  const Floats scale = Floats{} + 1 / unit;
+  for (int64_t i = 0; i < count; i += kLanes) {
+    // Adding 1.5 * 2^23 leaves the rounded number in the low bits.
+    const Floats sum = load<Floats>(values + i) * scale + 12582912.0F;
+    store(to + i, __builtin_convertvector(reinterpret_cast<Ints>(sum) - 0x4B400000, Shorts));
+  }
+}
+
+void score(const float* base, const int16_t* const* plus, int64_t plus_count, int64_t count,
+           float unit, float scale, float shift, float* values, float* smallest) {
+  const Floats factor = Floats{} + scale, offset = Floats{} + shift, step = Floats{} + unit;
   Floats least[kVectors];
   for (int i = 0; i < kVectors; ++i) least[i] = load<Floats>(smallest + i * kLanes);
   int64_t k = 0;
   for (; k + kBeamGroups <= count; k += kBeamGroups) {
-    Floats v[kVectors];
-    for (int i = 0; i < kVectors; ++i) v[i] = load<Floats>(base + k + i * kLanes);
+    Shorts sum[kVectors] = {};
     for (int64_t m = 0; m < plus_count; ++m) {
-      const float* const row = plus[m] + k;
-      for (int i = 0; i < kVectors; ++i) v[i] += load<Floats>(row + i * kLanes);
+      const int16_t* const row = plus[m] + k;
+      for (int i = 0; i < kVectors; ++i) sum[i] += load<Shorts>(row + i * kLanes);
     }
     for (int i = 0; i < kVectors; ++i) {
-      v[i] = v[i] * factor + offset;
-      least[i] = v[i] < least[i] ? v[i] : least[i];
-      store(values + k + i * kLanes, v[i]);
+      const Floats added = __builtin_convertvector(sum[i], Floats) * step;
+      const Floats v = (load<Floats>(base + k + i * kLanes) + added) * factor + offset;
+      least[i] = v < least[i] ? v : least[i];
+      store(values + k + i * kLanes, v);
     }
   }
   for (int i = 0; i < kVectors; ++i) store(smallest + i * kLanes, least[i]);
   for (int64_t group = 0; k < count; ++k, ++group) {
-    float value = base[k];
-    for (int64_t m = 0; m < plus_count; ++m) value += plus[m][k];
-    values[k] = value * scale + shift;
+    int32_t sum = 0;
+    for (int64_t m = 0; m < plus_count; ++m) sum += plus[m][k];
+    values[k] = (base[k] + static_cast<float>(sum) * unit) * scale + shift;
     if (values[k] < smallest[group]) smallest[group] = values[k];
   }
 }
@@ -62,29 +73,6 @@ float bound(const float* smallest, int64_t count) {
   return found;
 }
 
-int64_t at_most(const float* values, int64_t count, float limit, int32_t* places) {
-  int64_t found = 0, i = 0;
-  for (; i + kBeamGroups <= count; i += kBeamGroups) {
-    Ints hit[kVectors], any{};
-    for (int v = 0; v < kVectors; ++v) {
-      hit[v] = load<Floats>(values + i + v * kLanes) <= limit;
-      any |= hit[v];
-    }
-    if (sum_lanes<int32_t, kLanes>(any) == 0) continue;
-    for (int v = 0; v < kVectors; ++v) {
-      if (sum_lanes<int32_t, kLanes>(hit[v]) == 0) continue;
-      for (int l = 0; l < kLanes; ++l) {
-        places[found] = static_cast<int32_t>(i + v * kLanes + l);
-        found += hit[v][l] != 0;
-      }
-    }
-  }
-  for (; i < count; ++i) {
-    if (values[i] <= limit) places[found++] = static_cast<int32_t>(i);
-  }
-  return found;
-}
-
 double subtract(const float* from, const float* code, int64_t dim, float* to) {
   constexpr int kHalf = kLanes / 2;
   Doubles sum[2] = {};
@@ -107,7 +95,7 @@ double subtract(const float* from, const float* code, int64_t dim, float* to) {
 }  // namespace
 
 ResidualBeamScan TORCHVQ_LEVEL_NAME(residual_beam_scan)() {
-  return {score, bound, at_most, subtract};
+  return {narrow, score, bound, places_reaching<Side::kAtMost>, subtract};
 }
 
 }  // namespace torchvq::kernels

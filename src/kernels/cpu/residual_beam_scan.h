@@ -10,12 +10,17 @@ namespace torchvq::kernels {
 
 /// Number of groups of which the smallest value is kept: value j belongs to group j % kBeamGroups.
 inline constexpr int64_t kBeamGroups = 64;
+inline constexpr int64_t kBeamNarrow = 16;
 
 struct ResidualBeamScan {
-  /// values[k] = scale * (base[k] + sum_i plus[i][k]) + shift; lowers smallest[g] to the
-  /// smallest value of its group.
-  void (*score)(const float* base, const float* const* plus, int64_t plus_count, int64_t count,
-                float scale, float shift, float* values, float* smallest);
+  /// to[i] = values[i] / unit, rounded to the nearest integer, for `count` values, a multiple of
+  /// kBeamNarrow. The quotients fit.
+  void (*narrow)(const float* values, int64_t count, float unit, int16_t* to);
+
+  /// values[k] = scale * (base[k] + unit * sum_i plus[i][k]) + shift; lowers smallest[g] to the
+  /// smallest value of its group. The sums fit.
+  void (*score)(const float* base, const int16_t* const* plus, int64_t plus_count, int64_t count,
+                float unit, float scale, float shift, float* values, float* smallest);
 
   /// An upper bound of the count-th smallest of kBeamGroups numbers, exact if all differ.
   float (*bound)(const float* smallest, int64_t count);

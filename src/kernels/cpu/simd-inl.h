@@ -8,6 +8,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 namespace torchvq::kernels {
 namespace {
 
@@ -64,6 +68,59 @@ inline T sum_lanes(Vector<T, count> v) {
     memcpy(half, &v, sizeof v);
     return sum_lanes<T, count / 2>(half[0] + half[1]);
   }
+}
+
+/// What a value is compared by: at least a limit, or at most. NaN is neither.
+enum class Side { kAtLeast, kAtMost };
+
+/// A bit for each of kLanes values on that side of `limit`.
+template <Side side = Side::kAtLeast>
+inline uint64_t reaching(const float* values, float limit) {
+#if defined(__AVX512F__) || defined(__AVX2__)
+  constexpr int kCompare = side == Side::kAtLeast ? _CMP_GE_OQ : _CMP_LE_OQ;
+#endif
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask(_mm512_loadu_ps(values), _mm512_set1_ps(limit), kCompare);
+#elif defined(__AVX2__)
+  return static_cast<uint32_t>(
+      _mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(values), _mm256_set1_ps(limit), kCompare)));
+#else
+  uint64_t found = 0;
+  for (int l = 0; l < kLanes; ++l) {
+    const bool hit = side == Side::kAtLeast ? values[l] >= limit : values[l] <= limit;
+    found |= uint64_t{hit} << l;
+  }
+  return found;
+#endif
+}
+
+/// The same of `vectors` times kLanes values.
+template <int vectors, Side side = Side::kAtLeast>
+inline uint64_t reaching_of(const float* values, float limit) {
+  uint64_t found = 0;
+#pragma GCC unroll 16
+  for (int v = 0; v < vectors; ++v) {
+    found |= reaching<side>(values + v * kLanes, limit) << (v * kLanes);
+  }
+  return found;
+}
+
+/// Writes the places of the values on that side of `limit`, in order; returns their number.
+template <Side side = Side::kAtLeast>
+inline int64_t places_reaching(const float* values, int64_t count, float limit, int32_t* places) {
+  constexpr int64_t kTogether = 64;
+  int64_t found = 0, i = 0;
+  for (; i + kTogether <= count; i += kTogether) {
+    uint64_t hits = reaching_of<kTogether / kLanes, side>(values + i, limit);
+    for (; hits != 0; hits &= hits - 1) {
+      places[found++] = static_cast<int32_t>(i + __builtin_ctzll(hits));
+    }
+  }
+  for (; i < count; ++i) {
+    const bool hit = side == Side::kAtLeast ? values[i] >= limit : values[i] <= limit;
+    if (hit) places[found++] = static_cast<int32_t>(i);
+  }
+  return found;
 }
 
 /// Lanes selected from a and b, numbered consecutively; constant `places` compile to

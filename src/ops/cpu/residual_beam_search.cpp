@@ -2,16 +2,16 @@
 #include "ops/residual_beam_search.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "kernels/cpu/nearest_code_bound.h"
+#include "kernels/cpu/nearest_code_decide.h"
 #include "kernels/cpu/residual_beam.h"
 
 namespace torchvq {
@@ -19,17 +19,13 @@ namespace {
 
 using detail::BeamProblem;
 
-constexpr int64_t kBlockRows = 64, kLargeBlockRows = 256;
-constexpr int64_t kLargeCodebook = 512;  // above, larger blocks reuse products that are in cache
-constexpr int64_t kBlockNumbers = int64_t{1} << 19;  // of residuals or products of a block
-
-/// The user may let torch round the inputs of matrix products; the kernel's error
-/// bound does not cover that.
-bool float_products_are_exact() {
-  const auto precision =
-      at::globalContext().float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL);
-  return precision != at::Float32Precision::TF32 && precision != at::Float32Precision::BF16;
-}
+constexpr int64_t kBlockRows = 64;
+// Products of codebooks may take 512 MiB. The rounding of so many levels fits between the largest sum of products and
+// the largest integer of 16 bits.
+constexpr double kMostProducts = 1 << 28;
+constexpr size_t kMostLevels = 1024;
+constexpr double kLargestProduct = 32000;
+constexpr int64_t kBlockNumbers = int64_t{1} << 17;  // of residuals or products of a block
 
 /// Number of paths with which each level starts.
 std::vector<int64_t> widths(const BeamProblem& problem) {
@@ -44,75 +40,132 @@ std::vector<int64_t> widths(const BeamProblem& problem) {
 
 /// Whether products between codebooks cost less than products of each path with each code.
 bool wants_products(const BeamProblem& problem) {
-  constexpr double kGather = 4;  // how much slower summing gathered rows is than a product
+  // Costs of a product that is stored, and of one that is gathered and added, in multiply-adds.
+  constexpr double kStore = 40, kGather = 4;
   const auto width = widths(problem);
-  double products = 0, paths = 0, earlier = 0;
+  double products = 0, paths = 0, earlier = 0, numbers = 0;
   for (size_t n = 0; n < width.size(); ++n) {
     const auto size = static_cast<double>(problem.codebooks[n].size(1));
     const auto dim = static_cast<double>(problem.dim), rows = static_cast<double>(problem.tokens);
     const auto count = static_cast<double>(width[n]);
-    products += rows * size * dim + earlier * size * dim +
+    products += rows * size * dim + earlier * size * (dim + kStore) +
                 rows * count * size * static_cast<double>(n) * kGather;
     paths += rows * count * size * dim;
+    numbers += earlier * size;
     earlier += size;
   }
-  return products < paths;
+  return products < paths && numbers < kMostProducts && width.size() < kMostLevels;
 }
+
+/// Per code of a level.
+struct Facts {
+  explicit Facts(int64_t size) : excluded(size), half(size), norms(size) {}
+
+  kernels::AlignedBuffer<bool> excluded;
+  kernels::AlignedBuffer<float> half;  ///< half the squared norm, infinite where excluded
+  kernels::AlignedBuffer<double> norms;
+};
 
 /// The levels of one head in the form that the kernel needs.
 struct Prepared {
   Prepared(const BeamProblem& problem, int64_t head, bool products) {
     task.dim = problem.dim;
     task.weighted = !problem.weights.empty();
-    task.products = products;
     for (size_t n = 0; n < problem.codebooks.size(); ++n) {
       add_level(problem.codebooks[n].select(0, head), task.weighted ? problem.weights[n] : 1);
     }
+    task.products = products && multiply();
     // No level starts with more paths than exist.
     const auto width = widths(problem);
     task.beam = *std::max_element(width.begin(), width.end());
   }
 
   void add_level(const at::Tensor& codebook, double weight) {
-    const auto absent = codebook.isfinite().all(-1).logical_not_();
-    codes.push_back(codebook);
-    finite.push_back(codebook.masked_fill(absent.unsqueeze(-1), 0));
-    const auto squares = finite.back().to(at::kDouble).square().sum(-1);
-    const auto half = (squares * 0.5).to(at::kFloat).masked_fill_(absent, HUGE_VALF);
-    excluded.push_back(absent);
-    norms.push_back(squares.sqrt());
-    kernels::BeamLevel level;
-    packed.push_back(std::make_unique<kernels::BeamPanels>(
-        finite.back().const_data_ptr<float>(), half.const_data_ptr<float>(), codebook.size(0),
-        task.dim, kernels::cpu_level()));
-    level.panels = packed.back().get();
-    level.codes = codebook.const_data_ptr<float>();
-    level.excluded = absent.const_data_ptr<bool>();
-    level.norms = norms.back().const_data_ptr<double>();
-    level.size = codebook.size(0);
-    level.finite = level.size - absent.sum().item<int64_t>();
-    level.radius = norms.back().max().item<double>();
-    level.weight = weight;
-    for (size_t m = 0; task.products && m + 1 < finite.size(); ++m) {
-      cross.push_back(at::mm(finite[m], finite.back().t()));
-      level.products.push_back(cross.back().const_data_ptr<float>());
+    const int64_t size = codebook.size(0), dim = task.dim;
+    Facts facts(size);
+    at::Tensor finite_codes = codebook;
+    for (int64_t k = 0; k < size; ++k) {
+      const float* const code = codebook.const_data_ptr<float>() + k * dim;
+      const double square = kernels::squared_norm(code, dim);
+      facts.excluded[k] = !std::isfinite(square);
+      facts.norms[k] = facts.excluded[k] ? 0 : std::sqrt(square);
+      facts.half[k] = facts.excluded[k] ? HUGE_VALF : static_cast<float>(square / 2);
+      if (facts.excluded[k] && finite_codes.is_same(codebook)) finite_codes = codebook.clone();
+      if (facts.excluded[k]) {
+        std::fill_n(finite_codes.mutable_data_ptr<float>() + k * dim, dim, 0.0F);
+      }
     }
+    kernels::BeamLevel level;
+    level.codes = codebook.const_data_ptr<float>();
+    level.excluded = facts.excluded.data();
+    level.norms = facts.norms.data();
+    level.size = size;
+    level.finite = std::count(level.excluded, level.excluded + size, false);
+    level.radius = *std::max_element(level.norms, level.norms + size);
+    level.weight = weight;
+    packed.push_back(std::make_unique<kernels::BeamPanels>(finite_codes.const_data_ptr<float>(),
+                                                           facts.half.data(), size, dim,
+                                                           level.radius, kernels::cpu_level()));
+    level.panels = packed.back().get();
+    codes.push_back(codebook);
+    finite.push_back(std::move(finite_codes));
+    facts_of.push_back(std::move(facts));
     task.levels.push_back(std::move(level));
   }
 
+  /// Multiplies the codes of each level with those of the levels before. False if 16 bits cannot hold
+  /// the products.
+  bool multiply() {
+    double earlier = 0;
+    cross = kernels::AlignedBuffer<int16_t>(product_count());
+    int16_t* to = cross.data();
+    for (size_t n = 0; n < task.levels.size(); ++n) {
+      auto& level = task.levels[n];
+      // The sum over the earlier levels of the largest products, by Cauchy-Schwarz.
+      const double most = earlier * level.radius;
+      if (!(std::max(most, level.radius) < kernels::kLargestCoarse)) return false;
+      level.unit = static_cast<float>(std::max(most / kLargestProduct, kernels::kFloatTiny));
+      for (size_t m = 0; m < n; ++m) to = multiply(m, level, to);
+      earlier += level.radius;
+    }
+    return true;
+  }
+
+  int64_t product_count() const {
+    int64_t count = 0, earlier = 0;
+    for (const auto& level : task.levels) {
+      count += earlier * level.panels->stride();
+      earlier += level.size;
+    }
+    return count;
+  }
+
+  /// Writes the products of the codes of level m with those of `level` to `to`; returns their end.
+  int16_t* multiply(size_t m, kernels::BeamLevel& level, int16_t* to) {
+    const auto& earlier = task.levels[m];
+    const int64_t dim = task.dim, stride = level.panels->stride();
+    at::parallel_for(0, earlier.size, kBlockRows, [&](int64_t begin, int64_t end) {
+      const float* const rows = finite[m].const_data_ptr<float>() + begin * dim;
+      level.panels->narrow_products({rows, earlier.norms + begin, end - begin}, level.unit,
+                                    to + begin * stride);
+    });
+    level.products.push_back(to);
+    return to + earlier.size * stride;
+  }
+
   kernels::BeamTask task;
-  std::vector<at::Tensor> codes, finite, excluded, norms, cross;
+  std::vector<at::Tensor> codes, finite;
+  std::vector<Facts> facts_of;
+  kernels::AlignedBuffer<int16_t> cross;
   std::vector<std::unique_ptr<kernels::BeamPanels>> packed;
 };
 
 int64_t block_rows(const kernels::BeamTask& task) {
-  int64_t numbers = task.dim * task.beam, largest = 0;
+  int64_t numbers = task.dim * task.beam;
   for (const auto& level : task.levels) {
     numbers = std::max(numbers, level.size * (task.products ? 1 : task.beam));
-    largest = std::max(largest, level.size);
   }
-  const int64_t most = task.products && largest > kLargeCodebook ? kLargeBlockRows : kBlockRows;
-  return std::clamp<int64_t>(kBlockNumbers / numbers, 1, most);
+  return std::clamp<int64_t>(kBlockNumbers / numbers, 1, kBlockRows);
 }
 
 void search_rows(const Prepared& prepared, const float* x, int64_t begin, int64_t end,
@@ -145,7 +198,7 @@ at::Tensor search(const BeamProblem& problem) {
 bool kernel_takes(const BeamProblem& problem) {
   bool weighted = true;
   for (const double weight : problem.weights) weighted &= weight > 0;
-  return problem.x.scalar_type() == at::kFloat && weighted && float_products_are_exact();
+  return problem.x.scalar_type() == at::kFloat && weighted;
 }
 
 at::Tensor residual_beam_search(const at::Tensor& x, at::TensorList codebooks, int64_t beam,
