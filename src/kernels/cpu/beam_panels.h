@@ -17,7 +17,7 @@ struct BeamRows {
   int64_t count;
 };
 
-/// Rows come in multiples of this, for any instruction set.
+/// A multiple of the rows of a tile, for any instruction set.
 inline constexpr int64_t kBeamTile = 12;
 
 /// The codes of a level, packed for products with rows: as 16-bit integers where that pays and the

@@ -49,7 +49,7 @@ inline ScoreError score_error(int64_t dim, double norm, double offset, double sh
 // Norm to which rows and codes are scaled: it fits 16-bit integers, and two digits in [-128, 127].
 constexpr double kCoarseNorm = 32600;
 
-/// Norms that coarse screening can scale to kCoarseNorm.
+/// Norms that coarse screening scales to kCoarseNorm: the scales stay far from the limits of float32.
 constexpr double kSmallestCoarse = 1e-12, kLargestCoarse = 1e12;
 
 /// The scale of a vector of this norm; 0 if the norm is out of bounds.

@@ -86,8 +86,8 @@ void NearestCodeSearch::make_coarse() {
                       task_.dim >= kFewestCoarse && task_.dim <= kMostCoarse && count > 0;
   if (!scan_.coarse_scan || !wanted) return;
   const double norm = std::sqrt(*std::max_element(squares_.data(), squares_.data() + count));
-  if (!(norm > 1e-12 && norm < 1e12)) return;
-  coarse_scale_ = static_cast<float>(kCoarseNorm / (norm * (1 + 1e-6)));
+  coarse_scale_ = coarse_scale(norm * (1 + 1e-6));
+  if (coarse_scale_ == 0) return;
   coarse_norm_ = norm;
   coarse_ = AlignedBuffer<int32_t>(panel_count_ * scan_.panel * scan_.coarse_words(task_.dim));
   coarse_rounding_ = coarse_rounding(scan_.coarse_codes(panels_.data(), panel_count_, task_.dim,

@@ -69,7 +69,6 @@ constexpr int64_t kBlockValues =
     24576;  // packed rows that stay in the second-level cache beside a panel
 constexpr int64_t kBlockRows = 96;  // running bests that stay in the first-level cache
 
-// Range of norms whose scales stay far from the limits of float32.
 constexpr int64_t kTrial = 8;  // with so few open rows it is too early to judge
 
 }  // namespace

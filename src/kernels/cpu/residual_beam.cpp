@@ -40,11 +40,9 @@ ResidualBeam::ResidualBeam(const BeamTask& task, CpuLevel level, int64_t max_row
   int64_t stride = 0;
   for (const auto& each : task.levels) stride = std::max(stride, each.panels->stride());
   base_ = AlignedBuffer<float>(((task.products ? max_rows : slots) + kBeamTile) * stride);
-  if (task.products) x_ = AlignedBuffer<float>((max_rows + kBeamTile) * task.dim);
-  std::fill_n(x_.data(), x_.size(), 0.0F);
+  if (task.products) x_ = AlignedBuffer<float>(max_rows * task.dim);
   for (int side = 0; side < 2; ++side) {
-    residuals_[side] = AlignedBuffer<float>((slots + kBeamTile) * task.dim);
-    std::fill_n(residuals_[side].data(), residuals_[side].size(), 0.0F);
+    residuals_[side] = AlignedBuffer<float>(slots * task.dim);
     paths_[side].resize(static_cast<size_t>(slots));
     histories_[side].resize(static_cast<size_t>(slots * levels_));
   }
