@@ -69,14 +69,14 @@ NearestCodeSearch::NearestCodeSearch(const NearestCodeTask& task, CpuLevel level
     : task_(task),
       scan_(nearest_code_scan(screening_level(task, level))),
       exact_(nearest_code_exact(level)),
+      // Codes that compete in groups cost one exact decision of the winner's group per row, and save
+      // three operations per vector of codes.
+      groups_(task.k == 1 && task.size >= 40 * task.dim && scan_.vectors > 1),
       center_(task.dim + kMostLanes) {
   std::fill_n(center_.data(), center_.size(), 0.0f);
   classify(parallel_for);
   pack(parallel_for);
   bound_scores();
-  // Codes that compete in groups cost one exact decision of the winner's group per row, and save
-  // three operations per vector of codes.
-  groups_ = task_.k == 1 && task_.size >= 40 * task_.dim && scan_.vectors > 1;
   make_coarse();
 }
 
