@@ -16,26 +16,26 @@ BeamPanels::BeamPanels(const float* codes, const float* half, int64_t size, int6
       dim_(dim),
       panel_count_((size + scan_.panel - 1) / scan_.panel),
       radius_(radius),
-      panels_(stride() * dim),
       half_norms_(stride()),
-      zeros_(stride()) {
+      zeros_(std::max(stride(), dim + scan_.lanes)),
+      panels_(stride() * dim) {
   std::vector<int32_t> all(static_cast<size_t>(size));
   std::iota(all.begin(), all.end(), 0);
   std::vector<double> squares(static_cast<size_t>(stride()));
-  const std::vector<float> zeros(static_cast<size_t>(dim + scan_.lanes));
-  scan_.pack_codes({codes, codes + size * dim, dim, all.data(), size}, zeros.data(), dim, 0,
+  std::fill_n(zeros_.data(), zeros_.size(), 0.0F);
+  scan_.pack_codes({codes, codes + size * dim, dim, all.data(), size}, zeros_.data(), dim, 0,
                    panel_count_, panels_.data(), squares.data());
   // The scan computes <row, code> - half norm; with the signs of codes and half norms flipped, it
   // returns half - <row, code>.
   for (int64_t i = 0; i < panels_.size(); ++i) panels_[i] = -panels_[i];
-  std::fill_n(zeros_.data(), zeros_.size(), 0.0F);
   std::fill_n(half_norms_.data(), half_norms_.size(), -HUGE_VALF);
   for (int64_t k = 0; k < size; ++k) half_norms_[k] = -half[k];
-  coarse_scale_ = scan_.coarse_score != nullptr ? coarse_scale(radius * (1 + 1e-6)) : 0;
+  coarse_scale_ = scan_.coarse_score != nullptr ? coarse_scale(radius) : 0;
   if (coarse_scale_ == 0) return;
   coarse_ = AlignedBuffer<int32_t>(stride() * scan_.coarse_words(dim));
   coarse_rounding_ = coarse_rounding(
       scan_.coarse_codes(panels_.data(), panel_count_, dim, dim, coarse_scale_, coarse_.data()));
+  panels_ = AlignedBuffer<float>();
 }
 
 void BeamPanels::products(const BeamRows& rows, float* values) const {
@@ -57,7 +57,7 @@ void BeamPanels::narrow_products(const BeamRows& rows, float unit, int16_t* to) 
 
 double BeamPanels::rounding(double row_norm) const {
   if (coarse_scale_ == 0) return 0;
-  const bool scaled = coarse_scale(row_norm * (1 + 1e-6)) > 0;
+  const bool scaled = coarse_scale(row_norm) > 0;
   return coarse_slope(radius_, coarse_rounding_, scaled ? prepared_row_rounding(dim_) : 1);
 }
 
@@ -80,11 +80,7 @@ void BeamPanels::tile_products(const BeamRows& rows, int64_t first, const float*
     return;
   }
   float scales[kBeamTile], units[kBeamTile], errors[kBeamTile];
-  for (int64_t r = 0; r < scan_.tile_rows; ++r) {
-    const double scale = r < count ? coarse_scale(rows.norms[first + r] * (1 + 1e-6)) : 0;
-    scales[r] = static_cast<float>(scale);
-    units[r] = scale > 0 ? static_cast<float>(1 / (scale * coarse_scale_)) : 0.0F;
-  }
+  coarse_units(rows.norms + first, count, scan_.tile_rows, coarse_scale_, scales, units);
   scan_.coarse_rows(from, scan_.tile_rows, dim_, dim_, scales, scratch.words.data(), errors);
   scan_.coarse_score(scratch.words.data(), units, coarse_.data(), half_norms, panel_count_,
                      scan_.coarse_words(dim_), values);

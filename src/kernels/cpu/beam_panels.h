@@ -10,7 +10,10 @@
 
 namespace torchvq::kernels {
 
-/// Rows that lie dim apart, and their norms.
+/// Slack for the rounding of a norm, so that it bounds the true one.
+inline constexpr double kNormSlack = 1 + 1e-6;
+
+/// Rows that lie dim apart, and their norms with slack.
 struct BeamRows {
   const float* values;
   const double* norms;
@@ -25,7 +28,7 @@ inline constexpr int64_t kBeamTile = 12;
 class BeamPanels {
  public:
   /// codes: (size, dim), finite; half: (size,), half the squared norms, infinite for excluded
-  /// codes; radius: the largest norm.
+  /// codes; radius: the largest norm, with slack.
   BeamPanels(const float* codes, const float* half, int64_t size, int64_t dim, double radius,
              CpuLevel level);
 
@@ -55,8 +58,9 @@ class BeamPanels {
   ResidualBeamScan beam_scan_;
   int64_t dim_, panel_count_;
   double radius_;
-  AlignedBuffer<float> panels_, half_norms_, zeros_;  ///< signs of codes and half norms flipped
-  AlignedBuffer<int32_t> coarse_;                     ///< the panels in integers, or empty
+  AlignedBuffer<float> half_norms_, zeros_;
+  AlignedBuffer<float> panels_;    ///< of codes in float32, or empty
+  AlignedBuffer<int32_t> coarse_;  ///< in integers, or empty
   float coarse_scale_ = 0;
   double coarse_rounding_ = 0;
 };

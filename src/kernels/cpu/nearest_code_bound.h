@@ -58,6 +58,17 @@ inline float coarse_scale(double norm) {
                                                          : 0.0F;
 }
 
+/// Scales of rows of these norms, and the units of their products with codes of scale `of_codes`; 0
+/// where a row is not scaled, and from `count` to `padded`.
+inline void coarse_units(const double* norms, int64_t count, int64_t padded, float of_codes,
+                         float* scales, float* units) {
+  for (int64_t r = 0; r < padded; ++r) {
+    const double scale = r < count ? coarse_scale(norms[r]) : 0;
+    scales[r] = static_cast<float>(scale);
+    units[r] = scale > 0 ? static_cast<float>(1 / (scale * of_codes)) : 0.0F;
+  }
+}
+
 /// Norm of the difference between a scaled vector and its integers, as a fraction of kCoarseNorm.
 /// square: the squared norm of that difference, summed in float32 from float32 products; each
 /// product is off by at most 2^-24 of itself, together 2^-24 of kCoarseNorm.

@@ -147,11 +147,8 @@ void NearestCodeSearch::search_nearest(Block& block) const {
 /// norm and not by the largest.
 void NearestCodeSearch::scan_coarsely(Block& block) const {
   const int64_t padded = round_up(block.count, scan_.tile_rows);
-  for (int64_t r = 0; r < padded; ++r) {
-    const double scale = coarse_scale(r < block.count ? block.norms[r] : -1);
-    block.scales[r] = static_cast<float>(scale);
-    block.units[r] = scale > 0 ? static_cast<float>(1 / (scale * coarse_scale_)) : 0.0F;
-  }
+  coarse_units(block.norms.data(), block.count, padded, coarse_scale_, block.scales.data(),
+               block.units.data());
   scan_.coarse_rows(block.packed.data(), padded, task_.dim, depth_, block.scales.data(),
                     block.coarse.data(), block.errors.data());
   scan_.coarse_scan(block.coarse.data(), block.units.data(), padded, coarse_.data(),

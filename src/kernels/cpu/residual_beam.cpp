@@ -93,7 +93,8 @@ void ResidualBeam::step() {
 void ResidualBeam::measure_rows() {
   norms_.clear();
   for (int64_t row = 0; row < rows_; ++row) {
-    for (int64_t h = 0; h < width_; ++h) norms_.push_back(std::sqrt(paths(row)[h].length));
+    for (int64_t h = 0; h < width_; ++h)
+      norms_.push_back(std::sqrt(paths(row)[h].length) * kNormSlack);
   }
 }
 

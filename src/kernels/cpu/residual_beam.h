@@ -17,13 +17,13 @@ struct BeamLevel {
   const BeamPanels* panels = nullptr;
   const float* codes = nullptr;    ///< (size, dim)
   const bool* excluded = nullptr;  ///< (size,), codes with a NaN or infinity
-  const double* norms = nullptr;   ///< (size,), 0 where excluded
+  const double* norms = nullptr;   ///< (size,), with slack, 0 where excluded
   /// Products with the codes of each earlier level, (size there, panels->stride()), or empty.
   std::vector<const int16_t*> products;
   float unit = 0;  ///< of these products
   int64_t size = 0;
   int64_t finite = 0;  ///< codes that are not excluded
-  double radius = 0;   ///< largest norm
+  double radius = 0;   ///< the largest of them
   double weight = 1;
 };
 
@@ -96,7 +96,7 @@ class ResidualBeam {
   std::vector<Path> paths_[2];         ///< (rows, beam), the first `width` of each row used
   std::vector<int32_t> histories_[2];  ///< (rows, beam, levels)
   std::vector<bool> finite_;           ///< per row
-  std::vector<double> norms_;          ///< of the rows of the products: per row or path
+  std::vector<double> norms_;          ///< of the rows of the products, with slack
   std::vector<Extension> extensions_;  ///< of the current row
   std::vector<const int16_t*> plus_;
   std::vector<float> values_;    ///< of all its extensions: half their scores, minus a shift

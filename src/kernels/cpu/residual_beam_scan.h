@@ -10,11 +10,10 @@ namespace torchvq::kernels {
 
 /// Number of groups of which the smallest value is kept: value j belongs to group j % kBeamGroups.
 inline constexpr int64_t kBeamGroups = 64;
-inline constexpr int64_t kBeamNarrow = 16;
 
 struct ResidualBeamScan {
-  /// to[i] = values[i] / unit, rounded to the nearest integer, for `count` values, a multiple of
-  /// kBeamNarrow. The quotients fit.
+  /// to[i] = values[i] / unit, rounded to the nearest integer, for `count` values: whole panels of
+  /// nearest_code_scan.h. The quotients fit.
   void (*narrow)(const float* values, int64_t count, float unit, int16_t* to);
 
   /// values[k] = scale * (base[k] + unit * sum_i plus[i][k]) + shift; lowers smallest[g] to the

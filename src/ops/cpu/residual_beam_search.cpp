@@ -22,7 +22,7 @@ using detail::BeamProblem;
 constexpr int64_t kBlockRows = 64;
 // Products of codebooks may take 512 MiB. The rounding of so many levels fits between the largest sum of products and
 // the largest integer of 16 bits.
-constexpr double kMostProducts = 1 << 28;
+constexpr int64_t kMostProducts = 1 << 28;
 constexpr size_t kMostLevels = 1024;
 constexpr double kLargestProduct = 32000;
 constexpr int64_t kBlockNumbers = int64_t{1} << 17;  // of residuals or products of a block
@@ -43,7 +43,7 @@ bool wants_products(const BeamProblem& problem) {
   // Costs of a product that is stored, and of one that is gathered and added, in multiply-adds.
   constexpr double kStore = 40, kGather = 4;
   const auto width = widths(problem);
-  double products = 0, paths = 0, earlier = 0, numbers = 0;
+  double products = 0, paths = 0, earlier = 0;
   for (size_t n = 0; n < width.size(); ++n) {
     const auto size = static_cast<double>(problem.codebooks[n].size(1));
     const auto dim = static_cast<double>(problem.dim), rows = static_cast<double>(problem.tokens);
@@ -51,10 +51,9 @@ bool wants_products(const BeamProblem& problem) {
     products += rows * size * dim + earlier * size * (dim + kStore) +
                 rows * count * size * static_cast<double>(n) * kGather;
     paths += rows * count * size * dim;
-    numbers += earlier * size;
     earlier += size;
   }
-  return products < paths && numbers < kMostProducts && width.size() < kMostLevels;
+  return products < paths;
 }
 
 /// Per code of a level.
@@ -66,7 +65,7 @@ struct Facts {
   kernels::AlignedBuffer<double> norms;
 };
 
-/// The levels of one head in the form that the kernel needs.
+/// The levels of one head in the form that the kernel needs; refers to the codebooks of the problem.
 struct Prepared {
   Prepared(const BeamProblem& problem, int64_t head, bool products) {
     task.dim = problem.dim;
@@ -88,12 +87,11 @@ struct Prepared {
       const float* const code = codebook.const_data_ptr<float>() + k * dim;
       const double square = kernels::squared_norm(code, dim);
       facts.excluded[k] = !std::isfinite(square);
-      facts.norms[k] = facts.excluded[k] ? 0 : std::sqrt(square);
+      facts.norms[k] = facts.excluded[k] ? 0 : std::sqrt(square) * kernels::kNormSlack;
       facts.half[k] = facts.excluded[k] ? HUGE_VALF : static_cast<float>(square / 2);
-      if (facts.excluded[k] && finite_codes.is_same(codebook)) finite_codes = codebook.clone();
-      if (facts.excluded[k]) {
-        std::fill_n(finite_codes.mutable_data_ptr<float>() + k * dim, dim, 0.0F);
-      }
+      if (!facts.excluded[k]) continue;
+      if (finite_codes.is_same(codebook)) finite_codes = codebook.clone();
+      std::fill_n(finite_codes.mutable_data_ptr<float>() + k * dim, dim, 0.0F);
     }
     kernels::BeamLevel level;
     level.codes = codebook.const_data_ptr<float>();
@@ -107,15 +105,19 @@ struct Prepared {
                                                            facts.half.data(), size, dim,
                                                            level.radius, kernels::cpu_level()));
     level.panels = packed.back().get();
-    codes.push_back(codebook);
     finite.push_back(std::move(finite_codes));
     facts_of.push_back(std::move(facts));
     task.levels.push_back(std::move(level));
   }
 
-  /// Multiplies the codes of each level with those of the levels before. False if 16 bits cannot hold
-  /// the products.
+  /// Multiplies the codes of each level with those of the levels before. False if there are too many
+  /// products, or codes that cannot be scaled.
   bool multiply() {
+    const auto scaled = [](const auto& level) { return level.radius < kernels::kLargestCoarse; };
+    if (product_count() > kMostProducts || task.levels.size() > kMostLevels ||
+        !std::all_of(task.levels.begin(), task.levels.end(), scaled)) {
+      return false;
+    }
     double earlier = 0;
     cross = kernels::AlignedBuffer<int16_t>(product_count());
     int16_t* to = cross.data();
@@ -123,7 +125,6 @@ struct Prepared {
       auto& level = task.levels[n];
       // The sum over the earlier levels of the largest products, by Cauchy-Schwarz.
       const double most = earlier * level.radius;
-      if (!(std::max(most, level.radius) < kernels::kLargestCoarse)) return false;
       level.unit = static_cast<float>(std::max(most / kLargestProduct, kernels::kFloatTiny));
       for (size_t m = 0; m < n; ++m) to = multiply(m, level, to);
       earlier += level.radius;
@@ -154,7 +155,7 @@ struct Prepared {
   }
 
   kernels::BeamTask task;
-  std::vector<at::Tensor> codes, finite;
+  std::vector<at::Tensor> finite;  ///< the codebooks, with zeros for excluded codes
   std::vector<Facts> facts_of;
   kernels::AlignedBuffer<int16_t> cross;
   std::vector<std::unique_ptr<kernels::BeamPanels>> packed;
