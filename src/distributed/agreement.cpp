@@ -4,7 +4,9 @@
 #include <cstring>
 #include <iomanip>
 #include <map>
+#include <set>
 #include <sstream>
+#include <utility>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -49,6 +51,51 @@ Note decode(const char* bytes) {
   return note;
 }
 
+using Parts = std::vector<std::string>;
+
+/// The parts of a text that commas and semicolons separate; those in brackets separate nothing.
+Parts parts_of(const std::string& text) {
+  Parts parts{{}};
+  int64_t depth = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '[' || text[i] == '(') ++depth;
+    if (text[i] == ']' || text[i] == ')') --depth;
+    if (depth <= 0 && (text[i] == ',' || text[i] == ';') && text[i + 1] == ' ') {
+      parts.emplace_back();
+      ++i;  // the space
+    } else {
+      parts.back() += text[i];
+    }
+  }
+  return parts;
+}
+
+/// The text of each rank without the parts that all have: at the same place, or anywhere if they
+/// have unlike numbers of parts.
+std::vector<std::string> differences(const std::vector<Note>& notes) {
+  std::vector<Parts> ranks;
+  for (const auto& note : notes) ranks.push_back(parts_of(note.text));
+  const bool in_places = std::all_of(
+      ranks.begin(), ranks.end(), [&](const Parts& own) { return own.size() == ranks[0].size(); });
+  const auto key = [&](size_t place, const std::string& part) {
+    return std::pair(in_places ? place : 0, part);
+  };
+  std::map<std::pair<size_t, std::string>, std::set<size_t>> holders;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    for (size_t i = 0; i < ranks[rank].size(); ++i) holders[key(i, ranks[rank][i])].insert(rank);
+  }
+  std::vector<std::string> texts;
+  for (const auto& own : ranks) {
+    std::string text;
+    for (size_t i = 0; i < own.size(); ++i) {
+      if (holders[key(i, own[i])].size() == ranks.size()) continue;
+      text += (text.empty() ? "" : ", ") + own[i];
+    }
+    texts.push_back(text.empty() ? "none of it" : text);
+  }
+  return texts;
+}
+
 }  // namespace
 
 at::Tensor make_header(const at::Tensor& hash, const at::Tensor& news) {
@@ -78,12 +125,13 @@ std::vector<Note> exchange_notes(const Group& group, const Note& note, at::Devic
   return notes;
 }
 
-std::string list_texts(const std::vector<Note>& notes) {
+std::string list_differences(const std::vector<Note>& notes) {
+  const auto texts = differences(notes);
   std::map<std::string, std::vector<size_t>> ranks;
   std::vector<std::string> order;
-  for (size_t rank = 0; rank < notes.size(); ++rank) {
-    auto& same = ranks[notes[rank].text];
-    if (same.empty()) order.push_back(notes[rank].text);
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    auto& same = ranks[texts[rank]];
+    if (same.empty()) order.push_back(texts[rank]);
     same.push_back(rank);
   }
   std::ostringstream list;
@@ -116,7 +164,7 @@ void throw_disagreement(const Group& group, const std::string& description, at::
           group.subject(),
           ": expected all ranks to be in the same step of the same quantizer with the same state, "
           "but got on ",
-          list_texts(notes),
+          list_differences(notes),
           "\nLikely reasons: options, quantizers or their order differ between ranks; a rank "
           "skipped or repeated a "
           "step; or something wrote to the state on some ranks only. ",

@@ -37,8 +37,9 @@ struct Note {
 };
 std::vector<Note> exchange_notes(const Group& group, const Note& note, at::Device device);
 
-/// "rank 0: ...; ranks 1, 2: ...": the texts of the ranks, with equal ones merged.
-std::string list_texts(const std::vector<Note>& notes);
+/// "rank 0: decay 0.8; ranks 1, 2: decay 0.9": the parts of the texts that are not alike on all
+/// ranks, with equal ones merged.
+std::string list_differences(const std::vector<Note>& notes);
 
 /// A readable description of everything that must be the same on all ranks in a step.
 std::string describe_step(const std::string& signature, const at::Tensor& state_hash,

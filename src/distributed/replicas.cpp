@@ -117,7 +117,7 @@ void check_signatures(const Group& group, const std::vector<Note>& notes) {
   if (std::all_of(notes.begin(), notes.end(), same)) return;
   TORCH_CHECK_VALUE(false, group.subject(),
                     ": expected all ranks to have the same quantizer, but got on ",
-                    list_texts(notes),
+                    list_differences(notes),
                     "\nLikely reasons: options differ between ranks, or ranks call their "
                     "quantizers in another order.");
 }

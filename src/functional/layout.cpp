@@ -27,6 +27,10 @@ Sizes position_sizes(c10::SymIntArrayRef sizes, bool channel_first) {
   return Sizes(sizes.begin() + first, sizes.begin() + last);
 }
 
+void check_heads(const char* op, int64_t heads) {
+  TORCH_CHECK_VALUE(heads >= 1, op, ": expected heads to be at least 1, but got ", heads);
+}
+
 }  // namespace
 
 at::Tensor pack_tokens(const at::Tensor& x, bool channel_first) {
@@ -72,6 +76,7 @@ at::Tensor unpack_positions(const at::Tensor& values, c10::SymIntArrayRef sizes,
 
 at::Tensor split_heads(const at::Tensor& tokens, int64_t heads, bool separate) {
   detail::check_rank("split_heads", "tokens", tokens, 3, "(B, N, heads * D)");
+  check_heads("split_heads", heads);
   const SymInt rows = tokens.sym_size(0) * tokens.sym_size(1);
   const SymInt dim = tokens.sym_size(2) / heads;
   TORCH_CHECK_VALUE(dim * heads == tokens.sym_size(2),
@@ -86,6 +91,7 @@ at::Tensor split_heads(const at::Tensor& tokens, int64_t heads, bool separate) {
 at::Tensor merge_heads(const at::Tensor& values, SymInt batch, SymInt tokens, int64_t heads,
                        bool separate) {
   detail::check_defined("merge_heads", "values", values);
+  check_heads("merge_heads", heads);
   Sizes shape{batch, tokens, heads};
   for (int64_t axis = 2; axis < values.dim(); ++axis) {
     shape.push_back(values.sym_size(axis));
@@ -95,6 +101,7 @@ at::Tensor merge_heads(const at::Tensor& values, SymInt batch, SymInt tokens, in
 
 at::Tensor split_mask(const at::Tensor& mask, int64_t heads, bool separate) {
   detail::check_defined("split_mask", "mask", mask);
+  check_heads("split_mask", heads);
   const SymInt rows = mask.sym_size(0) * mask.sym_size(1);
   if (separate) {
     return mask.reshape_symint({1, rows}).expand_symint({heads, rows});
@@ -104,6 +111,7 @@ at::Tensor split_mask(const at::Tensor& mask, int64_t heads, bool separate) {
 
 at::Tensor split_indices(const at::Tensor& indices, int64_t heads, bool separate) {
   detail::check_defined("split_indices", "indices", indices);
+  check_heads("split_indices", heads);
   if (heads == 1) {
     return indices.flatten().unsqueeze(0);
   }

@@ -100,7 +100,7 @@ class Refiner {
         alike &= note.text == notes[0].text;
       }
       TORCH_CHECK_VALUE(alike, options_.label(), ": expected all ranks to refine alike, but got ",
-                        distributed::list_texts(notes));
+                        distributed::list_differences(notes));
     }
     check_rows(rows, codebooks_.levels(), options_);
     TORCH_CHECK_VALUE(joint() || codebooks_.distinct.size() == codebooks_.of_level.size(),

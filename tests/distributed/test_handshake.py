@@ -280,7 +280,7 @@ def half_of(sums: Tensor, counts: Tensor) -> Tensor:
 
 KMEANS = dict(kmeans_init=True)
 CALLS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
-    ("VectorQuantize", {MEANS: 0.5}, {"freeze_codebook": True}, "frozen, float32 tokens"),
+    ("VectorQuantize", {MEANS: 0.5}, {"freeze_codebook": True}, "frozen, sharing probabilities"),
     ("VectorQuantize", KMEANS, {"freeze_codebook": True}, "sharing k-means"),
     ("VectorQuantize", KMEANS, {"topk": 2}, "sharing k-means"),
     # After k-means the header of the statistics tells.
@@ -288,16 +288,16 @@ CALLS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "VectorQuantize",
         {**KMEANS, "threshold_ema_dead_code": 1},
         {"ema_update": False},
-        "moving averages False, weight False, float32",
+        "rank 1: moving averages False, weight False",
     ),
-    ("VectorQuantize", KMEANS, {"ema_update_weight": 0.5}, "moving averages True, weight True"),
+    ("VectorQuantize", KMEANS, {"ema_update_weight": 0.5}, "rank 1: weight True"),
     (
         "VectorQuantize",
         {**AFFINE, "sync_affine_param": True},
         {"ema_update_weight": 0.5},
-        "moving averages True, weight True",
+        "rank 1: weight True",
     ),
-    ("VectorQuantize", {MEANS: 0.5}, {"topk": 2}, "sharing probabilities;"),
+    ("VectorQuantize", {MEANS: 0.5}, {"topk": 2}, "rank 1: sharing probabilities\n"),
     ("VectorQuantize", {}, {"accum_ema_update": True}, "sharing statistics alone"),
     ("VectorQuantize", {}, {"ema_update_weight": half_of}, "sharing statistics alone"),
     (
@@ -310,15 +310,15 @@ CALLS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "VectorQuantize",
         {**AFFINE, **KMEANS, "sync_affine_param": True},
         {"freeze_codebook": True},
-        "frozen, float32 tokens, sharing moments;",
+        "rank 1: frozen, sharing moments\n",
     ),
-    ("ResidualVQ", {MEANS: 0.5}, {"freeze_codebook": True}, "frozen, float32 tokens"),
+    ("ResidualVQ", {MEANS: 0.5}, {"freeze_codebook": True}, "frozen, sharing probabilities"),
     ("ResidualVQ", KMEANS, {"freeze_codebook": True}, "sharing k-means"),
     (
         "ResidualVQ",
         {"implicit_neural_codebook": True, MEANS: 0.5},
         {"freeze_codebook": True},
-        "frozen, float32 tokens, sharing probabilities",
+        "rank 1: frozen",
     ),
     (
         "ResidualVQ",

@@ -112,6 +112,31 @@ TEST(Engine, RanksWithOtherSizesHearItFromTheHandshake) {
   }
 }
 
+TEST(Engine, ErrorsNameOnlyWhatDiffers) {
+  const auto errors_of = [](const std::vector<std::string>& signatures) {
+    return on_ranks(3, [&](int rank, const std::string& name) {
+      HandshakeOptions options;
+      options.group_name = name;
+      options.handle = new_handle();
+      options.signature = signatures[rank];
+      handshake_({torch::zeros({2, 3})}, options);
+    });
+  };
+  const auto expect = [](const std::vector<std::string>& errors, const std::string& differences) {
+    for (const auto& error : errors) {
+      EXPECT_NE(error.find(", but got on " + differences + "\nLikely"), std::string::npos) << error;
+    }
+  };
+  expect(errors_of({"[4, 2] codes, decay 0.8; eps 1", "[4, 2] codes, decay 0.9; eps 1",
+                    "[4, 2] codes, decay 0.8; eps 1"}),
+         "ranks 0, 2: decay 0.8; rank 1: decay 0.9");
+  expect(errors_of({"[4, 2] codes", "[4, 3] codes", "[4, 3] codes"}),
+         "rank 0: [4, 2] codes; ranks 1, 2: [4, 3] codes");
+  // Of unlike numbers of parts: nothing says which of them correspond.
+  expect(errors_of({"3 levels, decay 0.8, eps 1", "decay 0.8, eps 1", "eps 1, decay 0.8"}),
+         "rank 0: 3 levels; ranks 1, 2: none of it");
+}
+
 TEST(Engine, SignaturesMayAlternateAndBeLong) {
   reset_traffic();
   const std::string options(3000, 'x');

@@ -37,6 +37,17 @@ TEST_P(LayoutTest, TokensAreThoseOfATransposeAndUnpackingIsTheInverse) {
   }
 }
 
+TEST(Layout, RefusesNoHeads) {
+  const auto tokens = torch::zeros({2, 3, 4});
+  for (const int64_t heads : {0, -1}) {
+    for (const bool separate : {false, true}) {
+      EXPECT_THROW(functional::split_heads(tokens, heads, separate), c10::ValueError);
+      EXPECT_THROW(functional::split_mask(tokens.select(2, 0).gt(0), heads, separate),
+                   c10::ValueError);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Levels, LayoutTest,
                          testing::Values(CpuLevel::kDefault, CpuLevel::kAvx2, CpuLevel::kAvx512));
 
