@@ -237,15 +237,28 @@ def test_graphs_that_compute_steps_again_are_refused(setting: dict[str, Any]) ->
     with torch._functorch.config.patch(setting):
         for module in (
             VectorQuantize(6, 8),
+            ResidualVQ(dim=6, codebook_size=8, num_quantizers=2),
             LFQ(dim=6, codebook_size=64, frac_per_sample_entropy=0.5),
         ):
+            for fullgraph in (True, False):
+                torch.compiler.reset()
+                with pytest.raises(Exception, match="compiled with an activation_memory_budget of 1"):
+                    torch.compile(module, backend="aot_eager", fullgraph=fullgraph)(x)
             torch.compiler.reset()
-            with pytest.raises(Exception, match="compiled with an activation_memory_budget of 1"):
-                torch.compile(module, backend="aot_eager", fullgraph=True)(x)
             torch.compile(module.eval(), backend="aot_eager", fullgraph=True)(x)
-            module.train()
-            # Without fullgraph the quantizer runs outside of the graph.
-            torch.compile(module, backend="aot_eager")(x)
+
+
+def test_quantizers_outside_of_graphs_that_compute_again_train(generator: torch.Generator) -> None:
+    module = VectorQuantize(6, 8, decay=0.0)
+    alone = deepcopy(module)
+    outside = torch.compiler.disable(module)
+    x, same = (torch.randn(2, 9, 6, generator=generator).requires_grad_() for _ in range(2))
+    same.data.copy_(x.data)
+    with torch._functorch.config.patch(activation_memory_budget=0.0):
+        step = torch.compile(lambda z: outside(z * 2)[0].square().sum(), backend="aot_eager")
+        step(x).backward()
+    alone(same * 2)[0].square().sum().backward()
+    assert torch.equal(x.grad, same.grad) and torch.equal(module.codebook, alone.codebook)
 
 
 def test_compiled_commitment_gradient_is_of_the_codes_that_were_searched() -> None:

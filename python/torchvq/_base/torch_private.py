@@ -87,6 +87,11 @@ TRACED_CHECKPOINT = Part(
     "CheckpointHigherOrderVariable",
     "quantizers inside torch.utils.checkpoint inside torch.compile get wrong gradients",
 )
+FRAME_CALLBACK = Part(
+    "torch._C._dynamo.eval_frame",
+    "get_eval_frame_callback",
+    "graphs that torch.compile is told to recompute are not refused, and get wrong gradients",
+)
 CHECKPOINT_BACKWARD = Part(
     "torch.utils.checkpoint",
     "CheckpointFunction.backward.__code__",
@@ -142,6 +147,7 @@ PARTS = (
     SAVED_TENSOR_HOOKS,
     CHECKPOINT_FORWARD,
     TRACED_CHECKPOINT,
+    FRAME_CALLBACK,
     CHECKPOINT_BACKWARD,
     CHECKPOINT_HOOKS,
     KEEPS_GRAPH,
@@ -281,6 +287,14 @@ def traces_checkpoint() -> bool:
         return True
     opened, recomputation = checkpointed_regions()
     return bool(opened) or recomputation is not None
+
+
+_frame_callback = FRAME_CALLBACK.get_or(lambda: None)
+
+
+def is_beside_graphs() -> bool:
+    """True where torch.compile runs code uncompiled between its graphs; False in code that is kept out of them."""
+    return _frame_callback() not in (None, False)
 
 
 @constant_in_graphs
