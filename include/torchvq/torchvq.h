@@ -1,5 +1,5 @@
-// Includes everything: modules, their options, operators, k-means, files. Single headers of the
-// folders compile faster.
+// Includes the modules, their options, the main operators, k-means, and readers of npy and
+// safetensors. Single headers of the folders compile faster.
 #pragma once
 
 #include <torchvq/distributed/ranks.h>

@@ -310,8 +310,8 @@ class FSQ(RandomState):
         """The output of ``forward`` in evaluation for these indices, in its layout; -1 gives zeros.
 
         Args:
-            indices: integer, in the shape that ``forward`` returns. Those with three or more axes (images), and those
-                with ``channel_first``, give features on axis 1.
+            indices: integer, in the shape that ``forward`` returns. Three or more axes, not counting that of codebooks,
+                give features on axis 1 unless ``channel_first=False``; so does ``channel_first=True``.
 
         Raises:
             IndexError: an index outside [-1, codebook_size). TypeError: no integers. ValueError: another number of

@@ -260,7 +260,8 @@ class LFQ(RandomState):
         Returns:
             ``(quantized, indices, entropy_aux_loss)``, named. quantized has layout and dtype of x, indices are int64
             (B, *), with codebook axis (B, *, C). The gradient of quantized to the latents is that of the activation,
-            identity by default, in training; none in evaluation. No tokens, or all masked: loss 0. A token with NaN
+            identity by default, in training; none in evaluation. No tokens, or all masked: loss 0
+            (with softplus, its value at 0). A token with NaN
             or infinity gives NaN and index 0. A feature of 0 is an unset bit.
 
         Raises:

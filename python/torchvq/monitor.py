@@ -43,7 +43,7 @@ class Monitor:
             ``<tag>/<name>/<statistic>``.
         tag: the beginning of tags. Default: ``torchvq``.
         every: record each step that is a multiple of this. Default: 1.
-        synced: statistics of the tokens of all ranks: one exchange per record and process group, so every rank must
+        synced: statistics of the tokens of all ranks: two messages per record and process group, so every rank must
             have a Monitor and call ``step``. Default: False, this rank's tokens.
         limits: when to warn; None: never. Default: see ``CollapseLimits``.
 

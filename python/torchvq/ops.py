@@ -1,4 +1,4 @@
-"""The leaf operators of torchvq as Python functions, one per operator of ``torch.ops.torchvq``."""
+"""Operators of ``torch.ops.torchvq`` that are useful on their own, as Python functions."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class RandomProjectionQuantizer(WideBuffers):
         norm: normalise each token (layer norm without weights) before it is projected. Default: True.
         vqp_compat: behave as ``vector_quantize_pytorch``: the layers of several codebooks have nonzero biases and
             require a gradient. Default: set by ``TORCHVQ_COMPAT``.
-        **kwargs: layout: ``channel_last``, ``accept_image_fmap``, ``accept_3d_fmap`` as for ``VectorQuantize``. Its
+        **kwargs: layout: ``channel_last``, ``accept_image_fmap``, ``accept_3d_fmap`` as for ``VectorQuantize``. Most
             options of learning are accepted and have no effect; options that would change codes are refused.
 
     Raises:

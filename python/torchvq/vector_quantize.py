@@ -81,7 +81,7 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
         straight_through: with ``route_gradients_to_input=False``, send the gradient through the softmax over the
             codes (Gumbel straight-through, arXiv:1611.01144). Default: False.
         rotation_trick: rotate and scale the gradient from code to latent (arXiv:2410.06424), with a bounded gain;
-            otherwise it is copied. Default: True, but False with ``directional_reparam``.
+            otherwise it is copied. Default: True, but False with ``directional_reparam`` and for codes of one feature.
         directional_reparam: DiVeQ: in training the output is the latent, moved by its distance from the code in a noisy
             direction towards it; codes learn by gradient. Needs ``threshold_ema_dead_code`` or
             ``dead_code_threshold_fraction``. Evaluation, and latents without a gradient, give the code. Default: False.
@@ -453,14 +453,14 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
         """The use of the codes in the last training forward: usage, perplexity, dead and replaced codes, entropy.
 
         Args:
-            synced: count the tokens of all ranks of the process group instead of this rank's: one exchange, in which
+            synced: count the tokens of all ranks of the process group instead of this rank's: two messages, in which
                 all ranks must take part. Has no effect without a group, or with ``sync_codebook=False``.
 
         Returns:
             Python numbers; on a GPU this waits for the step. A training forward counts the chosen codes, without masked
             tokens, in one pass over the indices; evaluation and calls with ``topk`` count nothing. ``dead`` and
-            ``replaced`` follow from state that ranks share. A codebook that learns only by gradient has no moving
-            average, and so no dead codes. Checkpoints do not contain the counts.
+            ``replaced`` follow from state that ranks share. A codebook that learns only by gradient has dead
+            codes only with a threshold for them. Checkpoints do not contain the counts.
         """
         return read_stats([self], synced)[0]
 

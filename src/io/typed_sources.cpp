@@ -49,7 +49,7 @@ VectorSource::VectorSource(const std::string& path, const std::string& name) : a
                    ": expected floating point vectors, but got ",
                    c10::getDtypeNames(array_.dtype()).first);
   TORCH_CHECK_VALUE(array_.shape().size() >= 2, path,
-                    ": expected vectors of shape (..., dim), but got shape ",
+                    ": expected vectors of shape (N, dim) or (..., N, dim), but got shape ",
                     shape_string(array_.shape()));
   TORCH_CHECK_VALUE(dim() > 0, path, ": expected vectors of at least 1 dimension, but got shape ",
                     shape_string(array_.shape()));
