@@ -58,6 +58,8 @@ class ScalarLevelsCodec : public Codec {
   int64_t dim() const override { return codec_.dim; }
   int64_t columns() const override { return codec_.num_codebooks; }
   int64_t codebook_size(int64_t /*column*/) const override { return codec_.codebook_size(); }
+  // Without a walk over columns, of which a file may claim any number.
+  int64_t largest_codebook() const override { return codec_.codebook_size(); }
   at::Tensor encode(const at::Tensor& block) const override {
     return fit::encode_scalar(block, codec_);
   }

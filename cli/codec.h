@@ -43,7 +43,7 @@ class Codec {
   virtual void describe_search(Report& report) const = 0;
   virtual void add_usage(Report& report, const std::vector<at::Tensor>& counts) const = 0;
 
-  int64_t largest_codebook() const;
+  virtual int64_t largest_codebook() const;
 };
 
 /// Options for loading a codec and searching with it.

@@ -2,6 +2,7 @@
 #include <torchvq/io/output_file.h>
 
 #include <chrono>
+#include <cmath>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -192,6 +193,10 @@ void add_fit(CLI::App& program, Run& run) {
       ->add_option("--refine-noise", fit.refine_noise,
                    "Noise of the codes in refits; try 0.3 with 12 or more (default: 0)")
       ->check(CLI::Range(0.0, 100.0))
+      // The comparisons of a range let it through.
+      ->check([](const std::string& text) {
+        return std::isnan(std::stod(text)) ? text + " is not a number" : std::string();
+      })
       ->option_text("X");
   command
       ->add_option("--metric", fit.metric,

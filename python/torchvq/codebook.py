@@ -13,6 +13,7 @@ from torchvq._base.affine_map import AFFINE_FLAGS, AFFINE_STATE, AffineMap
 from torchvq._base.ema_weight import EmaWeight, Statistics, weight_of
 from torchvq._base.kept_statistics import KeptStatistics
 from torchvq._base.options import keep_values
+from torchvq._base.own_handle import OwnHandle
 from torchvq._base.random_state import DrawsBesideState, fresh_rng
 from torchvq._base.ranks import ALONE, Ranks
 from torchvq._base.replay import Replayed
@@ -30,7 +31,7 @@ _ops = torch.ops.torchvq
 _AVERAGES = ("cluster_size", "embed_avg", "cooldown", "replaced")
 
 
-class Codebook(Replayed, AffineMap, AddedState, KeptStatistics, DrawsBesideState):
+class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, DrawsBesideState):
     """State of one or several codebooks (``H`` of them, each ``K`` codes of ``D`` features).
 
     ==================  ==========  =============================================================
@@ -156,8 +157,7 @@ class Codebook(Replayed, AffineMap, AddedState, KeptStatistics, DrawsBesideState
         self.keep_statistics(sync_every, embed, self.has_dead_code_replacement)
 
         self._forget_replays()
-        # Handshakes identify the module by this number, among all modules of this process and of other ranks.
-        self.handle: int = _ops.new_handle()
+        self.handle = _ops.new_handle()
         self.signature = (
             f"{num_codebooks} codebooks of {codebook_size} codes of {dim}, {self.metric}, decay {decay}, eps {eps}, "
             f"dead codes below {threshold_ema_dead_code} or {dead_code_threshold_fraction} of the mean, "
@@ -246,10 +246,6 @@ class Codebook(Replayed, AffineMap, AddedState, KeptStatistics, DrawsBesideState
         """To be called after a write to the codes, which may be a parameter that FSDP2 shards."""
         if "embed" in self._parameters:
             keep_in_shards(self)
-
-    def replicated_state(self) -> list[Tensor]:
-        """All state that ranks share, except statistics of the affine map, which may be local to a rank."""
-        return [tensor.detach() for tensor in self.replicas(affine=False).values()]
 
     def replicas(self, affine: bool) -> dict[str, Tensor]:
         """State that ranks share, by name, with the statistics of the affine map if ``affine``."""

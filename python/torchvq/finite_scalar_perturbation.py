@@ -13,6 +13,7 @@ from torchvq._base.integers import as_int64, to_int64
 from torchvq._base.layout import Layout
 from torchvq._base.noise import NoisyModule
 from torchvq._base.options import check_options, expect
+from torchvq._base.own_handle import OwnHandle
 from torchvq._base.projection import project, projects_nothing
 from torchvq._base.ranks import (
     ALONE,
@@ -75,7 +76,7 @@ def build_cdf_act(act_name: str) -> tuple[Callable[[Tensor], Tensor], Callable[[
     )
 
 
-class FSP(NoisyModule):
+class FSP(OwnHandle, NoisyModule):
     """Finite scalar perturbation: rounds every feature to a few levels, and in training adds noise instead.
 
     An activation, which is a distribution function, makes features about uniform on [0, 1], divided into ``L`` bins.
@@ -160,7 +161,7 @@ class FSP(NoisyModule):
             self.project_in = nn.Linear(self.dim, self.codebook_dim, bias=projection_has_bias)
             self.project_out = nn.Linear(self.codebook_dim, self.dim, bias=projection_has_bias)
         self._gathered: StepRecords[Tensor] = StepRecords()
-        self.handle: int = _ops.new_handle()
+        self.handle = _ops.new_handle()
         self.signature = (
             f"FSP of levels {self.levels}, {act_name}, inverse {need_inv_act}, rate {quantize_rate}, "
             f"norm {vector_norm}"

@@ -14,6 +14,7 @@ from torchvq._base.constants import ConstantBuffers, materialise_constants, to_d
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect
+from torchvq._base.own_handle import OwnHandle
 from torchvq._base.projection import make_projections, project, projects_nothing
 from torchvq._base.ranks import (
     ALONE,
@@ -43,7 +44,7 @@ from torchvq.outputs import QuantizeOutput
 _ops = torch.ops.torchvq
 
 
-class LatentQuantize(OptimizerInCheckpoint, nn.Module):
+class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
     """Replaces every feature of a latent by the nearest of a few learnt values of that feature.
 
     Hsu et al. 2023, Disentanglement via Latent Quantization, arXiv:2305.18378. The gradient passes from output to input
@@ -156,7 +157,7 @@ class LatentQuantize(OptimizerInCheckpoint, nn.Module):
                 self.values_per_latent.parameters()
             )
             keep_optimizer_in_checkpoint(self)
-        self.handle: int = _ops.new_handle()
+        self.handle = _ops.new_handle()
         self.signature = (
             f"LatentQuantize of levels {self.levels}, own optimizer "
             f"{optimizer_text(self.in_place_codebook_optimizer)}"

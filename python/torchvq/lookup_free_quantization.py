@@ -14,6 +14,7 @@ from torchvq._base.constants import to_default_device
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, keep_values
+from torchvq._base.own_handle import OwnHandle
 from torchvq._base.projection import project, projects_nothing, weight_of
 from torchvq._base.random_state import RandomState
 from torchvq._base.ranks import group_name
@@ -52,7 +53,7 @@ class CosineSimLinear(nn.Module):
         return _ops.cosine_linear(x, self.weight, scale=self.scale)
 
 
-class LFQ(RandomState):
+class LFQ(OwnHandle, RandomState):
     """Lookup-free quantization: replaces each latent by its vector of signs, the bits of its index.
 
     Yu et al. 2023, arXiv:2310.05737; with ``spherical`` binary spherical quantization, Zhao et al. 2024,
@@ -205,7 +206,7 @@ class LFQ(RandomState):
             self.register_buffer("orthogonal_rot", rotation)
         if frac_per_sample_entropy < 1:
             self.keep_rng()
-        self.handle: int = _ops.new_handle()
+        self.handle = _ops.new_handle()
         self.signature = (
             f"LFQ of {num_codebooks} codebooks of {bits} bits, scale {codebook_scale}, spherical {spherical}, "
             f"fraction {frac_per_sample_entropy}, vqp_compat {vqp_compat}"

@@ -11,6 +11,7 @@ from torchvq._base.compat import vqp_compat_of
 from torchvq._base.joined import without_autocast
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, keep_values
+from torchvq._base.own_handle import OwnHandle
 from torchvq._base.projection import in_dtype_of
 from torchvq._base.ranks import Ranks, group_name, group_of
 from torchvq._base.replaced import is_replaced, methods_of
@@ -37,7 +38,7 @@ class SimSearchResult(NamedTuple):
     inputs: Tensor  # (1, T, D), float32 or float64
 
 
-class SimVQ(WideBuffers):
+class SimVQ(OwnHandle, WideBuffers):
     """Vector quantization with frozen codes and a learnt transform, which moves all codes at every step.
 
     The codes are ``codebook_transform(frozen_codebook)``. Each latent is replaced by its nearest code. The transform
@@ -98,7 +99,6 @@ class SimVQ(WideBuffers):
     sync_codebook: bool | None
     process_group: str | None
     vqp_compat: bool
-    handle: int
 
     def __init__(
         self,

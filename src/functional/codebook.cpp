@@ -17,6 +17,7 @@
 #include "detail/precision.h"
 #include "distributed/two_words.h"
 #include "functional/affine_scale.h"
+#include "functional/step_checks.h"
 
 namespace torchvq::functional {
 namespace {
@@ -77,6 +78,9 @@ void initialise_codebook_(at::Tensor initted, at::Tensor cluster_size, at::Tenso
                           at::Tensor embed, const at::Tensor& x, const at::Tensor& rng,
                           const std::optional<at::Tensor>& mask,
                           const InitialiseCodebookOptions& options) {
+  constexpr auto op = "initialise_codebook_";
+  detail::check_dtype(op, "initted", initted, at::kBool);
+  check_averages(op, cluster_size, embed_avg, embed);
   at::NoGradGuard no_grad;
   distributed::SyncedKmeansOptions kmeans;
   kmeans.group_name = options.group_name();

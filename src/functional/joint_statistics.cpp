@@ -39,29 +39,44 @@ at::Tensor decoded_sums(const at::Tensor& sums, int64_t exponent) {
                           at::kDouble)[0];
 }
 
-JointStatistics::JointStatistics(std::vector<int64_t> sizes, int64_t dim, int64_t exponent,
-                                 at::Device device)
-    : sizes_(std::move(sizes)), exponent_(exponent) {
+JointStatistics::JointStatistics(std::vector<int64_t> sizes, std::vector<int64_t> of_level,
+                                 int64_t dim, int64_t exponent, at::Device device)
+    : sizes_(std::move(sizes)), of_level_(std::move(of_level)), exponent_(exponent) {
   const auto integers = at::dtype(at::kLong).device(device);
-  for (size_t p = 0; p < sizes_.size(); ++p) {
-    for (size_t q = p; q < sizes_.size(); ++q) {
-      pairs_.push_back(at::zeros({sizes_[p] * sizes_[q]}, integers));
+  for (size_t a = 0; a < sizes_.size(); ++a) {
+    for (size_t b = a; b < sizes_.size(); ++b) {
+      pairs_.push_back(at::zeros({sizes_[a] * sizes_[b]}, integers));
     }
-    sums_.push_back(at::zeros({1, 1, sizes_[p], dim}, integers));
+  }
+  for (const auto codebook : of_level_) {
+    sums_.push_back(at::zeros({1, 1, sizes_[static_cast<size_t>(codebook)], dim}, integers));
   }
 }
 
 void JointStatistics::add(const at::Tensor& x, const at::Tensor& codes) {
-  size_t pair = 0;
   for (int64_t p = 0; p < levels(); ++p) {
-    const auto first = codes.select(1, p);
-    for (int64_t q = p; q < levels(); ++q, ++pair) {
-      const auto size = sizes_[static_cast<size_t>(q)];
-      pairs_[pair] += (first * size + codes.select(1, q)).bincount({}, pairs_[pair].size(0));
-    }
     const auto level = static_cast<size_t>(p);
-    sums_[level] += sums_of_codes(x, first, sizes_[level], exponent_);
+    const auto a = of_level_[level];
+    const auto first = codes.select(1, p);
+    for (int64_t q = p; q < levels(); ++q) {
+      const auto b = of_level_[static_cast<size_t>(q)];
+      const auto second = codes.select(1, q);
+      if (a <= b) add_pairs(a, first, b, second);
+      // Two levels of one codebook count on both sides of the diagonal.
+      if (b < a || (a == b && p != q)) add_pairs(b, second, a, first);
+    }
+    sums_[level] += sums_of_codes(x, first, sizes_[static_cast<size_t>(a)], exponent_);
   }
+}
+
+void JointStatistics::add_pairs(int64_t a, const at::Tensor& of_a, int64_t b,
+                                const at::Tensor& of_b) {
+  auto& counts = pairs_[place(a, b)];
+  counts += (of_a * sizes_[static_cast<size_t>(b)] + of_b).bincount({}, counts.size(0));
+}
+
+size_t JointStatistics::place(int64_t a, int64_t b) const {
+  return static_cast<size_t>(a * codebooks() - a * (a - 1) / 2 + b - a);
 }
 
 void JointStatistics::add_over(const distributed::Group& group) {
@@ -71,10 +86,8 @@ void JointStatistics::add_over(const distributed::Group& group) {
   for (const auto& sums : sums_) group.sum_(sums, "sums of codes");
 }
 
-at::Tensor JointStatistics::pairs(int64_t p, int64_t q) const {
-  const auto before = p * levels() - p * (p - 1) / 2;
-  const auto rows = sizes_[static_cast<size_t>(p)], columns = sizes_[static_cast<size_t>(q)];
-  return pairs_[static_cast<size_t>(before + q - p)].view({rows, columns});
+at::Tensor JointStatistics::pairs(int64_t a, int64_t b) const {
+  return pairs_[place(a, b)].view({sizes_[static_cast<size_t>(a)], sizes_[static_cast<size_t>(b)]});
 }
 
 at::Tensor JointStatistics::sums(int64_t level) const {

@@ -22,6 +22,9 @@ constexpr int64_t kFilledBytesPerTask = 65536;
 
 /// The position axes of an input of this shape: all except batch and features.
 Sizes position_sizes(c10::SymIntArrayRef sizes, bool channel_first) {
+  TORCH_CHECK_VALUE(sizes.size() >= 2,
+                    "unpack_positions: expected x to have at least 2 dimensions (B, D), but got ",
+                    "shape ", sizes);
   const auto first = channel_first ? 2 : 1;
   const auto last = channel_first ? sizes.size() : sizes.size() - 1;
   return Sizes(sizes.begin() + first, sizes.begin() + last);

@@ -25,6 +25,7 @@
 #include "distributed/step_in_flight.h"
 #include "distributed/synced_step_statistics.h"
 #include "functional/learning_in_flight.h"
+#include "functional/step_checks.h"
 #include "functional/step_codes.h"
 #include "functional/step_tokens.h"
 
@@ -387,6 +388,7 @@ void learn_from_statistics_(const std::vector<CodebookState>& states,
                             const std::vector<CodeStatistics>& statistics,
                             const LearnCodebooksOptions& options,
                             const std::optional<at::Tensor>& weight) {
+  check_learning(states, options);
   const at::NoGradGuard no_grad;
   const WideCodes wide(states, options);
   learn_exchanged(states, tokens, {statistics, {}}, wide.codes(), options, weight);
@@ -398,6 +400,7 @@ std::vector<at::Tensor> learn_codebooks_(const std::vector<CodebookState>& state
                                          const LearnCodebooksOptions& options,
                                          const std::optional<at::Tensor>& weight) {
   if (!options.learns()) return {};
+  check_learning(states, options);
   const at::NoGradGuard no_grad;
   const WideCodes wide(states, options);
   if (options.sync_every() != 1) {
@@ -427,6 +430,7 @@ LearningInFlight::LearningInFlight(std::vector<CodebookState> states,
                                    const std::vector<StepTokens>& tokens,
                                    LearnCodebooksOptions options,
                                    const std::optional<at::Tensor>& weight) {
+  check_learning(states, options);
   const at::NoGradGuard no_grad;
   const WideCodes wide(states, options);
   auto own = copies_of(tokens);
@@ -454,6 +458,7 @@ std::vector<at::Tensor> LearningInFlight::finish() {
 void expire_codes_(const std::vector<CodebookState>& states, at::TensorList x,
                    const LearnCodebooksOptions& options) {
   if (!options.replaces()) return;
+  check_learning(states, options);
   const at::NoGradGuard no_grad;
   const WideCodes wide(states, options);
   std::vector<StepTokens> tokens;

@@ -26,8 +26,9 @@ TensorLists collect_op(at::TensorList state, at::TensorList rng, at::TensorList 
                            .signature(std::string(signature));
   TensorLists found;
   auto& [counts, sums, exponents] = found;
-  for (auto& own : collect_statistics(states_of("learn_codebooks_", state, rng),
-                                      step_tokens("learn_codebooks_", x, indices, mask), options)) {
+  const auto states = states_of("learn_codebooks_", state, rng);
+  const auto tokens = step_tokens("learn_codebooks_", x, indices, mask, states.size());
+  for (auto& own : collect_statistics(states, tokens, options)) {
     counts.push_back(std::move(own.counts));
     sums.push_back(std::move(own.sums));
     exponents.push_back(std::move(own.exponents));
@@ -60,7 +61,7 @@ std::vector<at::Tensor> learn_op(at::TensorList state, at::TensorList rng, at::T
   dead_codes(options, threshold, threshold_fraction, reset_cluster_size, vqp_compat);
   options.sync_every(sync_every);
   const auto states = states_of("learn_codebooks_", state, rng);
-  const auto tokens = step_tokens("learn_codebooks_", x, indices, mask);
+  const auto tokens = step_tokens("learn_codebooks_", x, indices, mask, states.size());
   if (statistics.empty()) return learn_codebooks_(states, tokens, options, weight);
   learn_from_statistics_(states, tokens, statistics_of(statistics, tokens.size()), options, weight);
   return {};
@@ -72,7 +73,10 @@ void expire_op(at::TensorList state, at::TensorList rng, at::TensorList x, doubl
                std::string_view label) {
   auto options = codebook_options(eps, metric, ranks_named(group_name, label));
   dead_codes(options, threshold, threshold_fraction, reset_cluster_size, vqp_compat);
-  expire_codes_(states_of("learn_codebooks_", state, rng), x, options);
+  const auto states = states_of("expire_codes_", state, rng);
+  TORCH_CHECK_VALUE(x.size() == states.size(), "expire_codes_: expected x to hold ", states.size(),
+                    " tensors (those of the codebooks), but got ", x.size());
+  expire_codes_(states, x, options);
 }
 
 }  // namespace

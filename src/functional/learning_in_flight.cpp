@@ -55,10 +55,7 @@ c10::intrusive_ptr<Holder> start(const Tensors& state, const Tensors& rng, const
       "LearningInFlight: expected a step of several ranks that learns, but got group_name \"",
       group_name, "\" and a step that ", options.learns() ? "learns" : "learns nothing");
   auto states = states_of("LearningInFlight", state, rng);
-  auto tokens = step_tokens("LearningInFlight", x, indices, mask);
-  TORCH_CHECK_VALUE(!tokens.empty() && tokens.size() <= states.size(),
-                    "LearningInFlight: expected at least 1 and at most ", states.size(),
-                    " levels (codebooks), but got ", tokens.size());
+  auto tokens = step_tokens("LearningInFlight", x, indices, mask, states.size());
   return c10::make_intrusive<Holder>(
       std::make_unique<LearningInFlight>(std::move(states), tokens, std::move(options), weight));
 }

@@ -81,6 +81,15 @@ int64_t randrange(int64_t seed, int64_t count) {
   return value;
 }
 
+void check_rule(const DepthRule& rule) {
+  TORCH_CHECK_VALUE(rule.cutoff_index >= 0 && rule.cutoff_index < rule.levels,
+                    "quantize_depth: expected quantize_dropout_cutoff_index to be in [0, ",
+                    rule.levels, "), but got ", rule.cutoff_index);
+  TORCH_CHECK_VALUE(rule.multiple_of >= 1,
+                    "quantize_depth: expected quantize_dropout_multiple_of to be at least 1, ",
+                    "but got ", rule.multiple_of);
+}
+
 int64_t round_up(int64_t depth, const DepthRule& rule) {
   const auto multiple = rule.multiple_of;
   return std::min((depth + multiple - 1) / multiple * multiple, rule.levels);
@@ -89,11 +98,13 @@ int64_t round_up(int64_t depth, const DepthRule& rule) {
 }  // namespace
 
 int64_t seeded_depth(int64_t seed, const DepthRule& rule) {
+  check_rule(rule);
   const auto kept = rule.cutoff_index + randrange(seed, rule.levels - rule.cutoff_index);
   return round_up(kept + 1, rule);
 }
 
 int64_t drawn_depth(const at::Tensor& rng, const DepthRule& rule) {
+  check_rule(rule);
   const auto uniform =
       ops::random_uniform(rng, RandomPurpose::kQuantizeDropout, {1}, at::kDouble).item<double>();
   const auto range = static_cast<double>(rule.levels - rule.cutoff_index);

@@ -202,14 +202,14 @@ class Refiner {
 
   Search nothing_found(const std::vector<at::Tensor>& levels, bool statistics) const {
     Search found;
-    std::vector<int64_t> sizes;
     for (const auto& level : levels) {
-      sizes.push_back(level.size(0));
       found.counts.push_back(level.new_zeros({level.size(0)}, at::kLong));
     }
     if (statistics) {
-      found.statistics.emplace(std::move(sizes), vectors_.dim, exponent_for(largest_),
-                               levels[0].device());
+      std::vector<int64_t> sizes;
+      for (const auto& codebook : codebooks_.distinct) sizes.push_back(codebook.size(0));
+      found.statistics.emplace(std::move(sizes), codebooks_.of_level, vectors_.dim,
+                               exponent_for(largest_), levels[0].device());
     }
     return found;
   }

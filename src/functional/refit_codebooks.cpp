@@ -29,18 +29,16 @@ std::vector<int64_t> first_unknowns(const LevelCodebooks& codebooks) {
 at::Tensor normal_matrix(const JointStatistics& statistics, const LevelCodebooks& codebooks) {
   const auto first = first_unknowns(codebooks);
   const auto matrix = at::zeros({first.back(), first.back()}, at::kDouble);
-  const auto block = [&](int64_t p, int64_t q) {
-    const auto row = static_cast<size_t>(codebooks.of_level[static_cast<size_t>(p)]);
-    const auto column = static_cast<size_t>(codebooks.of_level[static_cast<size_t>(q)]);
+  const auto block = [&](int64_t a, int64_t b) {
+    const auto row = static_cast<size_t>(a), column = static_cast<size_t>(b);
     return matrix.narrow(0, first[row], first[row + 1] - first[row])
         .narrow(1, first[column], first[column + 1] - first[column]);
   };
-  for (int64_t p = 0; p < statistics.levels(); ++p) {
-    for (int64_t q = p; q < statistics.levels(); ++q) {
-      const auto pairs = statistics.pairs(p, q).cpu();
-      block(p, q).add_(pairs);
-      // Pairs of levels with the same codebook count on both sides of the diagonal.
-      if (p != q) block(q, p).add_(pairs.t());
+  for (int64_t a = 0; a < statistics.codebooks(); ++a) {
+    for (int64_t b = a; b < statistics.codebooks(); ++b) {
+      const auto pairs = statistics.pairs(a, b).cpu();
+      block(a, b).copy_(pairs);
+      if (a != b) block(b, a).copy_(pairs.t());
     }
   }
   return matrix;

@@ -24,6 +24,7 @@
 #include "functional/replaced_codes.h"
 #include "functional/residual_learning.h"
 #include "functional/residual_walk.h"
+#include "functional/step_checks.h"
 #include "ops/unit_vectors.h"
 
 namespace torchvq::functional {
@@ -361,10 +362,38 @@ at::Tensor Stack::learn(const Walk& walk, Tensors& totals) const {
 
 }  // namespace
 
+namespace {
+
+void check_lists(const ResidualQuantizeArguments& arguments, const Tensors& totals) {
+  constexpr auto op = "residual_quantize_";
+  const auto& [codebooks, states, step_counts, mask, depth, targets] = arguments;
+  TORCH_CHECK_VALUE(!codebooks.empty() && codebooks.size() <= step_counts.size(), op,
+                    ": expected codebooks to hold at least 1 and at most ", step_counts.size(),
+                    " tensors (those of step_counts), but got ", codebooks.size());
+  TORCH_CHECK_VALUE(states.size() == 1 || states.size() == step_counts.size(), op,
+                    ": expected state of 1 or of ", step_counts.size(),
+                    " codebooks (those of step_counts), but got ", states.size());
+  TORCH_CHECK_VALUE(targets.empty() || targets.size() == codebooks.size(), op,
+                    ": expected targets to hold ", codebooks.size(),
+                    " tensors (those of codebooks), but got ", targets.size());
+  TORCH_CHECK_VALUE(totals.empty() || totals.size() >= codebooks.size(), op,
+                    ": expected totals to hold ", codebooks.size(),
+                    " tensors (those of codebooks), but got ", totals.size());
+}
+
+}  // namespace
+
 ResidualQuantizeStep residual_quantize_(const at::Tensor& tokens,
                                         const ResidualQuantizeArguments& arguments,
                                         const ResidualQuantizeOptions& options,
                                         const std::vector<at::Tensor>& totals) {
+  check_lists(arguments, totals);
+  check_orthogonal(options.losses());
+  if (options.finishes()) {
+    for (const auto& counts : arguments.step_counts) {
+      check_step_counts("residual_quantize_", counts, arguments.states[0].embed);
+    }
+  }
   const Stack stack(tokens, arguments, options);
   const auto walk = stack.walk();
   ResidualQuantizeStep step;

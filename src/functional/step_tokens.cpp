@@ -8,10 +8,12 @@
 namespace torchvq::functional {
 
 std::vector<StepTokens> step_tokens(const char* op, at::TensorList x, at::TensorList indices,
-                                    at::TensorList mask) {
+                                    at::TensorList mask, size_t codebooks) {
   TORCH_CHECK_VALUE(x.size() == indices.size() && (mask.empty() || mask.size() == x.size()), op,
                     ": expected indices, and mask where there is one, for each of ", x.size(),
                     " levels, but got ", indices.size(), " and ", mask.size());
+  TORCH_CHECK_VALUE(!x.empty() && x.size() <= codebooks, op, ": expected at least 1 and at most ",
+                    codebooks, " levels (codebooks), but got ", x.size());
   std::vector<StepTokens> tokens;
   for (size_t i = 0; i < x.size(); ++i) {
     tokens.push_back({x[i], indices[i], mask.empty() ? std::nullopt : std::optional(mask[i])});

@@ -8,9 +8,10 @@
 
 namespace torchvq::functional {
 
-/// Converts the lists that operators take, with one entry per level; `mask` may be empty.
+/// Converts the lists that operators take, with one entry for each level in use, of `codebooks`;
+/// `mask` may be empty.
 std::vector<StepTokens> step_tokens(const char* op, at::TensorList x, at::TensorList indices,
-                                    at::TensorList mask);
+                                    at::TensorList mask, size_t codebooks);
 
 /// Empty tokens of the same kind as `like`, so that a codebook keeps its place
 /// in the exchange of ranks.

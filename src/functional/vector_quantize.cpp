@@ -13,6 +13,7 @@
 #include "distributed/group.h"
 #include "functional/estimate.h"
 #include "functional/replaced_codes.h"
+#include "functional/step_checks.h"
 
 namespace torchvq::functional {
 namespace {
@@ -135,6 +136,11 @@ VectorQuantizeStep vector_quantize_(const at::Tensor& x, const CodebookState& st
                                     const VectorQuantizeArguments& arguments,
                                     const VectorQuantizeStepOptions& options,
                                     const std::optional<at::Tensor>& totals) {
+  constexpr auto op = "vector_quantize_";
+  TORCH_CHECK_VALUE(arguments.affine.empty() || arguments.affine.size() == 4, op,
+                    ": expected affine to hold no tensor or 4, but got ", arguments.affine.size());
+  check_orthogonal(options.losses());
+  if (options.finishes()) check_step_counts(op, arguments.step_counts, state.embed);
   const auto& ranks = options.learning().ranks();
   const bool replaces = options.learns() && options.finishes() && options.learning().replaces();
   const ReplacedCodes replaced({state}, replaces);
@@ -163,6 +169,8 @@ VectorQuantizeStep vector_quantize_(const at::Tensor& x, const CodebookState& st
 void finish_step_(at::TensorList step_counts, at::TensorList indices, at::TensorList rng,
                   at::TensorList counts, at::TensorList masks, bool alone,
                   const std::optional<at::Tensor>& depth) {
+  TORCH_CHECK_VALUE(rng.size() <= indices.size(), "finish_step_: expected rng to hold at most ",
+                    indices.size(), " tensors (those of indices), but got ", rng.size());
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> chosen;
   for (const auto& level : indices) {

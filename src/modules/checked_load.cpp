@@ -20,8 +20,10 @@ std::string class_name(const torch::nn::Module& module) {
 
 void check_stored(const std::string& owner, const std::string& name, const at::Tensor& own,
                   InputArchive& archive, const std::string& key, bool is_buffer) {
+  if (!own.defined()) return;
   at::Tensor stored;
-  if (!own.defined() || !archive.try_read(key, stored, is_buffer) || !stored.defined()) return;
+  TORCH_CHECK_VALUE(archive.try_read(key, stored, is_buffer) && stored.defined(), owner,
+                    ": expected the archive to have ", name, ", but it has not");
   TORCH_CHECK_VALUE(stored.sizes() == own.sizes(), owner, ": expected ", name,
                     " of the archive to have shape ", own.sizes(), ", but got shape ",
                     stored.sizes());
@@ -46,14 +48,16 @@ struct Child {
   InputArchive archive;
 };
 
-/// Adds the children that are in the archive; what is missing is torch's to report.
-void add_children(const std::string& prefix, const torch::nn::Module& module, InputArchive& archive,
+void add_children(const std::string& owner, const std::string& prefix,
+                  const torch::nn::Module& module, InputArchive& archive,
                   std::deque<Child>& children) {
   for (const auto& child : module.named_children()) {
+    if (!child.value()->is_serializable()) continue;
     InputArchive own;
-    if (child.value()->is_serializable() && archive.try_read(child.key(), own)) {
-      children.push_back({prefix + child.key() + ".", child.value().get(), std::move(own)});
-    }
+    const auto name = prefix + child.key();
+    TORCH_CHECK_VALUE(archive.try_read(child.key(), own), owner, ": expected the archive to have ",
+                      name, ", but it has not");
+    children.push_back({name + ".", child.value().get(), std::move(own)});
   }
 }
 
@@ -63,12 +67,12 @@ void check_archive(const torch::nn::Module& module, InputArchive& archive) {
   const auto owner = class_name(module);
   std::deque<Child> children;
   check_own_tensors(owner, "", module, archive);
-  add_children("", module, archive, children);
+  add_children(owner, "", module, archive, children);
   while (!children.empty()) {
     Child next = std::move(children.front());
     children.pop_front();
     check_own_tensors(owner, next.prefix, *next.module, next.archive);
-    add_children(next.prefix, *next.module, next.archive, children);
+    add_children(owner, next.prefix, *next.module, next.archive, children);
   }
 }
 

@@ -184,6 +184,13 @@ CodebookImpl::borrowed_modules() const {
 
 std::vector<torch::Tensor> CodebookImpl::replicated_state() const {
   std::vector<torch::Tensor> state{initted, cluster_size, embed_avg, cooldown, embed.detach(), rng};
+  if (options.affine_param() && options.sync_affine_param()) {
+    for (const auto& statistics : {batch_mean, batch_variance, codebook_mean, codebook_variance,
+                                   batch_mean_needs_init, batch_variance_needs_init,
+                                   codebook_mean_needs_init, codebook_variance_needs_init}) {
+      state.push_back(statistics);
+    }
+  }
   if (keeps_statistics()) {
     // All entries except the rank that accumulates.
     state.push_back(kept_steps.slice(0, 0, 3));
@@ -387,7 +394,7 @@ void CodebookImpl::copy_state(const CodebookImpl& other,
                               const std::optional<torch::Device>& device) {
   detail::copy_tensors(other, *this, device);
   pending_ = other.pending_;
-  replaced = other.replaced;
+  replaced = other.replaced.clone();
   warned_uninitialised_ = other.warned_uninitialised_;
   if (pending_ && device) {
     auto& [counts, sums, exponents] = *pending_;

@@ -52,10 +52,11 @@ std::shared_ptr<torch::nn::Module> GroupedResidualVQImpl::clone(
   auto& bridge = own.rvq().vq().vq_bridge();
   bridge = bridge.clone(device);
   auto copy = std::make_shared<GroupedResidualVQImpl>(std::move(own));
+  // First, so that groups and levels in another mode keep it.
+  copy->train(is_training());
   for (size_t group = 0; group < rvqs.size(); ++group) {
     copy->rvqs[group]->copy_state(*rvqs[group], device);
   }
-  copy->train(is_training());
   return copy;
 }
 

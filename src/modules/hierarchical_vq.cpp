@@ -205,11 +205,11 @@ void HierarchicalVQImpl::load(torch::serialize::InputArchive& archive) {
 }
 
 VectorQuantizeImpl& HierarchicalVQImpl::get_vq(int64_t scale) const {
-  return *vqs[options.shared_codebook() ? 0 : scale].ptr();
+  return *vqs.at(vqs.size() == 1 ? 0 : scale).ptr();
 }
 
 ScalePhi HierarchicalVQImpl::choose_phi(int64_t scale) const {
-  return phis[resolved_.convolutions[scale]];
+  return phis.at(resolved_.convolutions.at(scale));
 }
 
 // Forward -----------------------------------------------------------------------------------------

@@ -22,6 +22,10 @@ std::vector<double> beam_weights_of(const ResidualVQImpl& rvq, int64_t depth) {
   std::vector<double> weights;
   if (const auto& given = rvq.options.beam_score_quantizer_weights()) {
     weights = *given;
+    TORCH_CHECK_VALUE(weights.size() == rvq.levels.size(),
+                      "ResidualVQ: expected beam_score_quantizer_weights to have ",
+                      rvq.levels.size(), " numbers (those of the levels), but got ",
+                      weights.size());
   } else if (rvq.options.vq().vqp_compat()) {
     weights.assign(rvq.levels.size(), 1.0);
   }
@@ -78,7 +82,7 @@ ops::ResidualPaths extend_implicit(ResidualVQImpl& rvq, int64_t level,
   const int64_t step = std::max<int64_t>(1, kImplicitBlock / (base.numel() * paths.score.size(2)));
   return extend_in_blocks(paths, step, [&](const ops::ResidualPaths& block, int64_t begin) {
     auto codes = base.expand({-1, block.score.size(1), -1, -1, -1});
-    if (level > 0) codes = rvq.mlps[level - 1]->rows(base, block.decoded.unsqueeze(3));
+    if (level > 0) codes = rvq.mlps.at(level - 1)->rows(base, block.decoded.unsqueeze(3));
     const auto candidates = candidates_of(rvq, level, block, codes, request, begin / step);
     if (candidates) codes = at::take_along_dim(codes, candidates->unsqueeze(-1), -2);
     return ops::extend_paths(block, codes, beam, candidates, weight);

@@ -128,7 +128,7 @@ Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRequest& req
       // The value must be that of decoding, so the estimator adds no noise.
       const bool by_outputs = gradient.estimates_levels || !gradient.training;
       implicit =
-          Implicit{rvq.mlps[index - 1].get(),
+          Implicit{rvq.mlps.at(index - 1).get(),
                    by_outputs ? before.outputs : ops::straight_through(compared, before.codes)};
     }
     auto level = choose_level(rvq, index, residual, std::move(implicit), request, gradient,

@@ -119,7 +119,7 @@ detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Steps& st
     const auto level = static_cast<size_t>(index);
     F::LookupFreeArguments arguments{.mask = mask, .rotation = {}, .rng = {}};
     if (draw.defined()) arguments.rng = draw;
-    steps.push_back(levels[level]->step(residual, arguments, step_options(level)));
+    steps.push_back(levels.at(level)->step(residual, arguments, step_options(level)));
     return detail::LevelResult{steps.back().quantized, steps.back().indices};
   };
   if (!summed && is_training()) {
@@ -130,7 +130,7 @@ detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Steps& st
     };
   }
   own.decode = [this](int64_t index, const at::Tensor& indices) {
-    const auto& level = *levels[static_cast<size_t>(index)];
+    const auto& level = *levels.at(static_cast<size_t>(index));
     // A module in float64 decodes in float64.
     const bool wide = project_out && project_out->weight.scalar_type() == at::kDouble;
     const auto codes = ops::sign_decode(indices, level.codebook_dim(), level.code_value(),

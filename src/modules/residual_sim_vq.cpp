@@ -127,7 +127,7 @@ detail::StackFamily ResidualSimVQImpl::family(Walk& walk) {
   };
   own.choose = [this, training, summed, &walk](int64_t index, const at::Tensor& residual,
                                                const OptionalTensor& /*mask*/) {
-    auto& level = levels[static_cast<size_t>(index)];
+    auto& level = levels.at(static_cast<size_t>(index));
     OptionalTensor chosen;
     if (walk.chosen) chosen = walk.chosen->select(-1, index).reshape({1, -1});
     walk.results.push_back(

@@ -196,7 +196,7 @@ std::vector<torch::Tensor> ResidualVQImpl::decode_levels(const torch::Tensor& in
     const auto rows = layout.split_indices(own);
     auto codes = ops::lookup_codes(levels[number]->codebook_state->codes(), rows);
     if (total.defined() && options.implicit_neural_codebook()) {
-      const auto made = mlps[number - 1]->rows(codes, total);
+      const auto made = mlps.at(number - 1)->rows(codes, total);
       codes = made.masked_fill(rows.lt(0).unsqueeze(-1), 0);
     }
     total = total.defined() ? total.add(codes) : widened(codes);

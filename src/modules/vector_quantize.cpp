@@ -275,6 +275,7 @@ void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch:
   }
   at::NoGradGuard no_grad;
   const auto layout = detail::layout_of(options, kVectorQuantize);
+  layout.check_input(x);
   const auto head_mask = layout.split_mask(layout.token_mask(x, mask, std::nullopt));
   auto inputs = layout.split_heads(project(layout.pack(x)));
   if (options.use_cosine_sim()) {

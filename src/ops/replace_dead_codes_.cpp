@@ -24,21 +24,31 @@ void check_lists_of_codebooks(
   }
 }
 
+void check_cooldown(const char* op, const at::Tensor& cooldown, const at::Tensor& embed) {
+  const auto dtype = cooldown.scalar_type();
+  TORCH_CHECK_TYPE(dtype == at::kInt || dtype == at::kLong, op,
+                   ": expected cooldown to be int32 or int64, but got ", dtype);
+  check_rank(op, "cooldown", cooldown, 2, "(H, K)");
+  for (int64_t axis = 0; axis < 2; ++axis) {
+    check_size(op, "cooldown", cooldown, axis, embed.sym_size(axis), "as embed");
+  }
+  check_same_device(op, "embed", embed, "cooldown", cooldown);
+}
+
 void check_dead_code_state(const char* op, const CodebookState& state, const at::Tensor& counts,
                            const DeadCodeArguments& arguments) {
   check_codebook_state(op, state.cluster_size, state.embed_avg, state.embed);
-  const auto dtype = state.cooldown.scalar_type();
-  TORCH_CHECK_TYPE(dtype == at::kInt || dtype == at::kLong, op,
-                   ": expected cooldown to be int32 or int64, but got ", dtype);
+  check_cooldown(op, state.cooldown, state.embed);
   check_dtype(op, "counts", counts, at::kLong);
-  check_rank(op, "cooldown", state.cooldown, 2, "(H, K)");
   check_rank(op, "counts", counts, 2, "(H, K)");
   for (int64_t axis = 0; axis < 2; ++axis) {
-    check_size(op, "cooldown", state.cooldown, axis, state.embed.sym_size(axis), "as embed");
     check_size(op, "counts", counts, axis, state.embed.sym_size(axis), "as embed");
   }
-  check_same_device(op, "embed", state.embed, "cooldown", state.cooldown);
   check_same_device(op, "embed", state.embed, "counts", counts);
+  check_dead_code_rules(op, arguments);
+}
+
+void check_dead_code_rules(const char* op, const DeadCodeArguments& arguments) {
   TORCH_CHECK_VALUE(arguments.threshold >= 0, op, ": expected threshold to be at least 0, but got ",
                     arguments.threshold);
   TORCH_CHECK_VALUE(arguments.threshold_fraction >= 0, op,

@@ -45,6 +45,12 @@ struct CodebooksWithTokens {
 void check_lists_of_codebooks(const char* op, at::TensorList embed,
                               std::initializer_list<std::pair<const char*, at::TensorList>> others);
 
+/// Checks the cool-downs (H, K) of codes (H, K, D).
+void check_cooldown(const char* op, const at::Tensor& cooldown, const at::Tensor& embed);
+
+/// Checks the parameters.
+void check_dead_code_rules(const char* op, const DeadCodeArguments& arguments);
+
 /// Checks the state and the parameters; shared with replace_with_candidates_.
 void check_dead_code_state(const char* op, const CodebookState& state, const at::Tensor& counts,
                            const DeadCodeArguments& arguments);

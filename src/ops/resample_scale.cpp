@@ -47,7 +47,10 @@ int64_t check_grid(const char* op, at::IntArrayRef size) {
   TORCH_CHECK_VALUE(usable, op, ": expected size to be one to three numbers, each at least 1, ",
                     "but got ", size);
   int64_t cells = 1;
-  for (const auto n : size) cells *= n;
+  for (const auto n : size) {
+    TORCH_CHECK_VALUE(!__builtin_mul_overflow(cells, n, &cells), op,
+                      ": expected size to have less than 2^63 positions, but got ", size);
+  }
   return cells;
 }
 

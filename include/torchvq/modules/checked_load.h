@@ -10,9 +10,10 @@ namespace torchvq {
 
 namespace detail {
 
-/// Throws c10::ValueError, before anything is loaded, if a tensor of the archive has another shape
-/// or dtype than that of the module or of its children: libtorch replaces tensors of any shape, and
-/// reads the bytes of another dtype as if they were of the own one.
+/// Throws c10::ValueError, before anything is loaded, if the archive lacks a tensor or a child of
+/// the module, or a tensor has another shape or dtype than that of the module or of its children:
+/// libtorch replaces tensors of any shape, and reads the bytes of another dtype as if they were of
+/// the own one.
 TORCHVQ_API void check_archive(const torch::nn::Module& module,
                                torch::serialize::InputArchive& archive);
 

@@ -124,7 +124,7 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
   /// with sync_affine_param.
   void update_affine(const torch::Tensor& x, const std::optional<torch::Tensor>& mask,
                      const distributed::Ranks& ranks);
-  /// All state that ranks share, except statistics of the affine map, which may be local to a rank.
+  /// All state that ranks share; with sync_affine_param also the statistics of the affine map.
   std::vector<torch::Tensor> replicated_state() const;
   /// Identifies this module, see distributed/replicas.h.
   int64_t handle() const { return handle_; }

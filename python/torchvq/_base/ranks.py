@@ -104,7 +104,7 @@ def on_device_of(tokens: Tensor) -> Tensor:
     return torch.empty(0, device=tokens.device, dtype=torch.float32)
 
 
-def handshake(codebooks: Sequence["Codebook"], ranks: Ranks, call: str) -> None:
+def handshake(codebooks: Sequence["Codebook"], ranks: Ranks, call: str, affine: bool) -> None:
     """Before the first synchronised step, compares options over the ranks and gives all ranks the same state.
 
     Args:
@@ -112,10 +112,13 @@ def handshake(codebooks: Sequence["Codebook"], ranks: Ranks, call: str) -> None:
         ranks: the ranks that learn together.
         call: what the call has to have in common with those of other ranks besides the options of the codebooks, as
             text. Each text has a handshake.
+        affine: whether ranks share the statistics of the affine map, if there is one.
     """
     if ranks.alone or codebooks[0].replaying:
         return
-    state = [tensor for codebook in codebooks for tensor in codebook.replicated_state()]
+    state = [
+        tensor.detach() for codebook in codebooks for tensor in codebook.replicas(affine).values()
+    ]
     signature = f"{call}, reduction {ranks.reduction}, {joined_signature(codebooks)}"
     _ops.handshake_(state, handle=codebooks[0].handle, signature=signature, **ranks.named())
 

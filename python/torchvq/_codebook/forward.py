@@ -76,6 +76,7 @@ def learn_from_indices(
 ) -> None:
     """One update of the codebook from tokens whose codes are given."""
     layout = vq._layout
+    layout.check_input(x)
     token_mask = layout.token_mask(x, mask, None)
     head_mask = None if token_mask is None else layout.split_mask(token_mask)
     with torch.no_grad():

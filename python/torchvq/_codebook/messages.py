@@ -37,13 +37,14 @@ def agree(vq: "VectorQuantize", request: Request, dtype: torch.dtype) -> None:
     early = not request.frozen and (begins or codebook.affine_param)
     if early and (request.weight is not None or request.ema_update != vq.ema_update):
         call = f"moving averages {request.ema_update}, weight {request.weight is not None}, {call}"
-    handshake([codebook], request.ranks, call)
+    handshake([codebook], request.ranks, call, vq.sync_affine_param)
 
 
 def agree_to_learn(vq: "VectorQuantize", ranks: Ranks, dtype: torch.dtype) -> None:
     """The handshake of an update outside of forward, from projected tokens of this dtype."""
     if not ranks.alone:
-        handshake([vq._codebook], ranks, _call(vq, ["statistics"], False, False, dtype))
+        call = _call(vq, ["statistics"], False, False, dtype)
+        handshake([vq._codebook], ranks, call, vq.sync_affine_param)
 
 
 def agree_in_stack(
@@ -72,7 +73,7 @@ def agree_in_stack(
     call = _call(first, sent, frozen, begins, dtype)
     if depth is not None:
         call = f"{depth} levels by seed, {call}"
-    handshake(codebooks, ranks, f"{call}; {stack}")
+    handshake(codebooks, ranks, f"{call}; {stack}", first.sync_affine_param)
 
 
 def _call(

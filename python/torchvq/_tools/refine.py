@@ -146,7 +146,8 @@ def _refined(
     ranks = Ranks(group, f"refine of {type(stack).__name__}(dim={stack.dim})") if group else ALONE
     inputs = layout.split_heads(enter(tokens, token_mask, layout, stack.project_in))
     # The operator compares its options itself.
-    handshake(stack._codebooks(), ranks, f"refine, {tokens_text(inputs.dtype)}")
+    call = f"refine, {tokens_text(inputs.dtype)}"
+    handshake(stack._codebooks(), ranks, call, stack.levels[0].sync_affine_param)
     weights = stack.beam_weights
     refined = _ops.refine_codebooks(
         inputs,

@@ -108,7 +108,7 @@ TEST(VectorSourceTest, RefusesWhatIsNoVectors) {
   const TempDir dir;
   save_npy(dir / "x.npy", at::arange(3, at::kFloat));
   expect_throw_with<c10::ValueError>([&] { VectorSource(dir / "x.npy"); },
-                                     "shape (..., dim), but got shape (3,)");
+                                     "shape (N, dim) or (..., N, dim), but got shape (3,)");
   save_npy(dir / "x.npy", at::empty({3, 0}));
   expect_throw_with<c10::ValueError>([&] { VectorSource(dir / "x.npy"); }, "at least 1 dimension");
   save_npy(dir / "x.npy", at::arange(4).view({2, 2}));

@@ -62,6 +62,26 @@ void expect_own_dtype(const char* owner, const Options& options) {
   expect_equal(tensors_of(*far), wide_before);
 }
 
+/// An archive that lacks a tensor or a child is refused before anything is loaded.
+template <typename Module>
+void expect_whole(const Module& lacking, Module& module, const std::string& fragment) {
+  const auto before = tensors_of(*module);
+  auto from = lacking;
+  expect_throw_with<c10::ValueError>([&] { copy_by_archive(from, module); }, fragment);
+  expect_equal(tensors_of(*module), before);
+}
+
+TEST(ArchivesTest, AnArchiveThatLacksSomethingIsRefused) {
+  const auto vq = VectorQuantizeOptions(kDim).codebook_size(8);
+  const VectorQuantize plain(vq);
+  VectorQuantize affine(VectorQuantizeOptions(vq).affine_param(true));
+  expect_whole(plain, affine, "expected the archive to have _codebook.batch_mean");
+  const auto rvq = ResidualVQOptions(kDim).num_quantizers(2).codebook_size(8);
+  const ResidualVQ two(rvq);
+  ResidualVQ three(ResidualVQOptions(rvq).num_quantizers(3));
+  expect_whole(two, three, "expected the archive to have layers.2");
+}
+
 TEST(ArchivesTest, AnotherDtypeIsRefused) {
   const auto rvq = ResidualVQOptions(kDim).num_quantizers(2).codebook_size(8);
   const ResidualFSQOptions fsq({3, 4}, 2);

@@ -1,6 +1,7 @@
 // A refused call leaves no trace in a module: everything is checked before anything is written.
 #include <functional>
 #include <limits>
+#include <stdexcept>
 #include <vector>
 
 #include <torch/optim/sgd.h>
@@ -216,6 +217,72 @@ TEST(RefusedCallsTest, LateRefusalsOfScalesKeepTheCounts) {
     EXPECT_EQ(before[scale].replaced, after[scale].replaced);
     EXPECT_EQ(before[scale].tokens, after[scale].tokens);
   }
+}
+
+TEST(RefusedCallsTest, InputsWithoutFeaturesAreErrors) {
+  VectorQuantize vq(options().channel_last(false));
+  for (const auto& x : {torch::tensor(1.F), torch::randn({8})}) {
+    leaves_no_trace<c10::ValueError>(
+        vq,
+        [&] {
+          vq->update_ema_indices(x, torch::zeros({1}, torch::kLong), torch::ones({1}, torch::kBool));
+        },
+        "expected x to have shape");
+  }
+}
+
+TEST(RefusedCallsTest, TensorsWithoutDenseValuesLeaveNoTrace) {
+  VectorQuantize vq(options());
+  auto state = state_dict(*vq);
+  state["_codebook.cluster_size"] = state["_codebook.cluster_size"] + 1;
+  state["_codebook.embed_avg"] = state["_codebook.embed_avg"].to_sparse();
+  leaves_no_trace<c10::ValueError>(
+      vq, [&] { load_state_dict(*vq, state); }, "_codebook.embed_avg to be a dense tensor");
+}
+
+TEST(RefusedCallsTest, DropoutThatIsSetWrongLater) {
+  const auto seeded = ResidualVQForwardOptions().rand_quantize_dropout_fixed_seed(1);
+  const auto x = normal({2, 6, kDim});
+  for (const auto& call : {ResidualVQForwardOptions(), seeded}) {
+    ResidualVQ rvq(stack(options()).quantize_dropout(true));
+    rvq->options.quantize_dropout_cutoff_index(2);
+    leaves_no_trace<c10::ValueError>(rvq, [&] { rvq->forward(x, call); }, "cutoff_index to be in");
+    rvq->options.quantize_dropout_cutoff_index(0).quantize_dropout_multiple_of(0);
+    leaves_no_trace<c10::ValueError>(rvq, [&] { rvq->forward(x, call); }, "multiple_of to be");
+  }
+}
+
+TEST(RefusedCallsTest, WhatAModuleWasNotBuiltFor) {
+  const auto x = normal({2, 6, kDim});
+  ResidualVQ rvq(stack(options()));
+  rvq->eval();
+  rvq->options.implicit_neural_codebook(true);
+  EXPECT_THROW(rvq->forward(x), std::out_of_range);
+  EXPECT_THROW(rvq->get_output_from_indices(torch::zeros({2, 6, 2}, torch::kLong)),
+               std::out_of_range);
+  ResidualVQ implicit(stack(options()).implicit_neural_codebook(true).eval_beam_size(2));
+  implicit->eval();
+  implicit->options.beam_score_quantizer_weights(std::vector<double>{1.0});
+  expect_throw_with<c10::ValueError>([&] { implicit->forward(x); }, "to have 2 numbers");
+  const HierarchicalVQ scales(
+      HierarchicalVQOptions(kDim, kCodes, std::vector<int64_t>{1, 2}).shared_codebook(false));
+  EXPECT_THROW(scales->get_vq(1000000), std::out_of_range);
+  EXPECT_THROW(scales->choose_phi(1000000), std::out_of_range);
+  ResidualLFQ signs(ResidualLFQOptions(kDim, 2, 16));
+  signs->options.num_quantizers(5);
+  EXPECT_THROW(signs->forward(x), std::out_of_range);
+  ResidualSimVQ sims(ResidualSimVQOptions(kDim, 2, kCodes));
+  sims->options.num_quantizers(5);
+  EXPECT_THROW(sims->forward(x), std::out_of_range);
+}
+
+TEST(RefusedCallsTest, NoHeadsAreAnError) {
+  VectorQuantize vq(options());
+  vq->options.heads(0);
+  leaves_no_trace<c10::ValueError>(vq, [&] { vq->forward(normal({2, 6, kDim})); }, "at least 1");
+  LFQ lfq(LFQOptions().dim(kDim).codebook_size(16));
+  lfq->options.num_codebooks(0);
+  EXPECT_THROW(lfq->forward(normal({2, 6, kDim})), c10::ValueError);
 }
 
 }  // namespace

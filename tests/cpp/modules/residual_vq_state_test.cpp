@@ -96,6 +96,14 @@ TEST(ResidualVQStateTest, CloneInsideAModelUsesItsOwnTensors) {
   }
 }
 
+TEST(ResidualVQStateTest, CopiedGroupsKeepTheirModes) {
+  GroupedResidualVQ original(GroupedResidualVQOptions(kDim).groups(2).rvq(stack_options()));
+  original->rvqs[0]->eval();
+  const auto copy = std::dynamic_pointer_cast<GroupedResidualVQImpl>(original->clone());
+  EXPECT_TRUE(copy->is_training() && copy->rvqs[1]->is_training());
+  EXPECT_FALSE(copy->rvqs[0]->is_training());
+}
+
 TEST(ResidualVQStateTest, GroupsAreCopiedAndSaved) {
   const auto options =
       GroupedResidualVQOptions(kDim).groups(2).rvq(stack_options().implicit_neural_codebook(true));

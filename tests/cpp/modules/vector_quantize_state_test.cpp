@@ -180,6 +180,17 @@ TEST(VectorQuantizeStateTest, CloneInsideAModelUsesItsOwnTensors) {
   }
 }
 
+TEST(VectorQuantizeStateTest, CopiesCountTheirOwnReplacedCodes) {
+  VectorQuantize original(Options(kDim).codebook_size(8).threshold_ema_dead_code(2));
+  original->forward(normal({2, 8, kDim}));
+  VectorQuantize copy(std::dynamic_pointer_cast<VectorQuantizeImpl>(original->clone()));
+  const auto before = copy->stats().replaced;
+  original->codebook_state->cluster_size.zero_();
+  original->expire_codes_(normal({1, 50, kDim}));
+  EXPECT_GT(original->stats().replaced, before);
+  EXPECT_EQ(copy->stats().replaced, before);
+}
+
 TEST(VectorQuantizeStateTest, CloneKeepsModeFrozenParametersAndStatisticsInWaiting) {
   auto module = make(options().orthogonal_reg_weight(1));
   module->codebook_state->embed.set_requires_grad(false);

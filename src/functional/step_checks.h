@@ -1,0 +1,61 @@
+// What the operators of a step refuse, checked before the first of them writes: a step that fails
+// changes nothing.
+#pragma once
+
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include <torchvq/functional/learn_codebooks.h>
+#include <torchvq/functional/quantizer_losses.h>
+
+#include "detail/codebook_state.h"
+#include "detail/random_tensor.h"
+#include "ops/replace_dead_codes_.h"
+
+namespace torchvq::functional {
+
+/// Averages (H, K, D) and sizes (H, K) of codes (H, K, D), which may be parameters in half precision;
+/// averages have the precision of the arithmetic.
+inline void check_averages(const char* op, const at::Tensor& cluster_size,
+                           const at::Tensor& embed_avg, const at::Tensor& embed) {
+  detail::check_codebook_state(op, cluster_size, embed_avg, embed_avg);
+  TORCH_CHECK_VALUE(embed.sym_sizes() == embed_avg.sym_sizes(), op,
+                    ": expected embed_avg to have the shape of embed, ", embed.sym_sizes(),
+                    ", but got ", embed_avg.sym_sizes());
+}
+
+inline void check_learning(const std::vector<CodebookState>& states,
+                           const LearnCodebooksOptions& options) {
+  constexpr auto op = "learn_codebooks_";
+  for (const auto& state : states) {
+    check_averages(op, state.cluster_size, state.embed_avg, state.embed);
+    detail::check_rng(op, state.rng);
+    detail::check_cooldown(op, state.cooldown, state.embed_avg);
+  }
+  if (!options.replaces()) return;
+  detail::check_dead_code_rules(op, {.threshold = options.threshold(),
+                                     .threshold_fraction = options.threshold_fraction(),
+                                     .reset_cluster_size = options.reset_cluster_size(),
+                                     .cooldown_steps = 0,
+                                     .replace_used = options.vqp_compat()});
+}
+
+inline void check_orthogonal(const QuantizerLossOptions& losses) {
+  const auto most = losses.orthogonal_max_codes();
+  if (!losses.training() || losses.orthogonal_weight() == 0 || !most) return;
+  TORCH_CHECK_VALUE(*most >= 1, "orthogonal_loss: expected max_codes to be at least 1, but got ",
+                    *most);
+}
+
+/// `counts` counts the tokens of each code of `codebook` in a step.
+inline void check_step_counts(const char* op, const at::Tensor& counts,
+                              const at::Tensor& codebook) {
+  detail::check_dtype(op, "step_counts", counts, at::kLong);
+  detail::check_rank(op, "step_counts", counts, 2, "(H, K)");
+  TORCH_CHECK_VALUE(counts.sym_size(1) >= codebook.sym_size(-2), op,
+                    ": expected step_counts to count ", codebook.sym_size(-2),
+                    " codes, but got shape ", counts.sym_sizes());
+}
+
+}  // namespace torchvq::functional
