@@ -56,7 +56,8 @@ def group_of(vq: "VectorQuantize | LFQ | SimVQ") -> str:
 
 def distributed_training() -> bool:
     """Whether there is a process group; asked at each call, because modules are often built before it."""
-    return dist.is_available() and dist.is_initialized()
+    # Not is_initialized(), whose answer torch.compile takes for good.
+    return dist.is_available() and dist.group.WORLD is not None
 
 
 def default_group() -> str:
