@@ -158,10 +158,6 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
             )
             keep_optimizer_in_checkpoint(self)
         self.handle = _ops.new_handle()
-        self.signature = (
-            f"LatentQuantize of levels {self.levels}, own optimizer "
-            f"{optimizer_text(self.in_place_codebook_optimizer)}"
-        )
 
     def extra_repr(self) -> str:
         """The options, for ``print``."""
@@ -330,7 +326,7 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
         if ranks.alone:
             return
         values = [own.detach() for own in self.values_per_latent]
-        signature = f"{tokens_text(latents.dtype)}; {self.signature}"
+        signature = f"{tokens_text(latents.dtype)}; LatentQuantize of levels {self.levels}, own optimizer {optimizer_text(self)}"
         _ops.handshake_(values, handle=self.handle, signature=signature, **ranks.named())
 
     def _ranks(self) -> Ranks:

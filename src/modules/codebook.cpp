@@ -185,9 +185,9 @@ CodebookImpl::borrowed_modules() const {
 std::vector<torch::Tensor> CodebookImpl::replicated_state() const {
   std::vector<torch::Tensor> state{initted, cluster_size, embed_avg, cooldown, embed.detach(), rng};
   if (options.affine_param() && options.sync_affine_param()) {
-    for (const auto& statistics : {batch_mean, batch_variance, codebook_mean, codebook_variance,
-                                   batch_mean_needs_init, batch_variance_needs_init,
-                                   codebook_mean_needs_init, codebook_variance_needs_init}) {
+    for (const auto& statistics :
+         {batch_mean, batch_variance, codebook_mean, codebook_variance, batch_mean_needs_init,
+          batch_variance_needs_init, codebook_mean_needs_init, codebook_variance_needs_init}) {
       state.push_back(statistics);
     }
   }

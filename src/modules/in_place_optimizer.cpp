@@ -56,6 +56,7 @@ void InPlaceOptimizer::load_in_place_optimizer_state(const State& state) {
   check_in_place_optimizer_state(state);
   if (in_place_optimizer_) {
     detail::load_optimizer_state(*in_place_optimizer_, state);
+    in_place_state_loaded_ = !state.empty();
   }
 }
 

@@ -146,7 +146,8 @@ void LatentQuantizeImpl::handshake(const torch::Tensor& latents,
   call.handle = handle_;
   std::ostringstream text;
   text << detail::tokens_text(latents.scalar_type()) << "; LatentQuantize of levels "
-       << at::IntArrayRef(options.levels()) << ", own optimizer";
+       << at::IntArrayRef(options.levels()) << ", own optimizer"
+       << (in_place_state_loaded() ? " with loaded state" : "");
   call.signature = text.str();
   std::vector<torch::Tensor> state;
   for (const auto& own : values()) state.push_back(own.detach());

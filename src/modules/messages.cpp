@@ -51,7 +51,8 @@ std::string quantizer_signature(const VectorQuantizeImpl& vq) {
        << ", frozen " << options.freeze_codebook() << ", diversity "
        << options.codebook_diversity_loss_weight() << " at "
        << options.codebook_diversity_temperature() << ", own optimizer "
-       << static_cast<bool>(options.in_place_codebook_optimizer()) << ", manual "
+       << static_cast<bool>(options.in_place_codebook_optimizer())
+       << (vq.in_place_state_loaded() ? " with loaded state" : "") << ", manual "
        << options.manual_in_place_optimizer_update();
   return text.str();
 }

@@ -146,7 +146,8 @@ std::string stack_signature(const ResidualVQImpl& rvq) {
        << options.shared_codebook() << ", implicit " << options.implicit_neural_codebook()
        << ", dropout " << options.quantize_dropout() << " from "
        << options.quantize_dropout_cutoff_index() << " in multiples of "
-       << options.quantize_dropout_multiple_of();
+       << options.quantize_dropout_multiple_of()
+       << (rvq.in_place_state_loaded() ? ", own optimizer with loaded state" : "");
   return text.str();
 }
 

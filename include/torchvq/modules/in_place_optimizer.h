@@ -27,6 +27,9 @@ class TORCHVQ_API InPlaceOptimizer {
   /// The state of the optimizer, such as "0.exp_avg"; state_dict() includes it.
   std::map<std::string, at::Tensor> in_place_optimizer_state() const;
   void load_in_place_optimizer_state(const std::map<std::string, at::Tensor>& state);
+  /// Whether a checkpoint had state of the optimizer. Ranks do not exchange that state, so it must
+  /// be loaded on all of them or on none.
+  bool in_place_state_loaded() const { return in_place_state_loaded_; }
   /// Throws c10::ValueError for state of another optimizer.
   void check_in_place_optimizer_state(const std::map<std::string, at::Tensor>& state) const;
 
@@ -41,6 +44,9 @@ class TORCHVQ_API InPlaceOptimizer {
       torch::serialize::InputArchive& archive) const;
 
   std::shared_ptr<torch::optim::Optimizer> in_place_optimizer_;
+
+ private:
+  bool in_place_state_loaded_ = false;
 };
 
 }  // namespace torchvq

@@ -117,11 +117,16 @@ def in_place_step(
     return loss.detach()
 
 
-def optimizer_text(optimizer: "Optimizer | None") -> str:
-    """The optimizer in which all ranks must agree: its class and learning rate."""
+def optimizer_text(owner: "LatentQuantize | ResidualVQ | VectorQuantize") -> str:
+    """The optimizer in which all ranks must agree: its class and learning rate, and whether its state was loaded.
+
+    Ranks do not exchange that state, so those that load a checkpoint and those that do not would drift apart.
+    """
+    optimizer = owner.in_place_codebook_optimizer
     if optimizer is None:
         return "none"
-    return f"{type(optimizer).__name__} of rate {optimizer.defaults.get('lr')}"
+    loaded = " with loaded state" if owner.in_place_state_loaded else ""
+    return f"{type(optimizer).__name__} of rate {optimizer.defaults.get('lr')}{loaded}"
 
 
 # The optimizer's state in the module's checkpoint --------------------------------------------------------------
@@ -137,6 +142,8 @@ class OptimizerInCheckpoint:
     """
 
     in_place_codebook_optimizer: "Optimizer | None"
+    #: Whether a checkpoint had state of the optimizer.
+    in_place_state_loaded: bool = False
 
     def _fqn_modifiers(self) -> dict[str, str]:
         return {_PREFIX[:-1]: "_optimizer_paths"}
@@ -246,6 +253,7 @@ def _load(
     if len(errors) == wrong:
         for parameter, name, value in found:
             optimizer.state[parameter][name] = value.clone()
+        vq.in_place_state_loaded = bool(found)
 
 
 def _shape_of(name: str, parameter: Tensor, optimizer: "Optimizer") -> torch.Size | None:

@@ -92,7 +92,7 @@ def _call(
 
 def _options_text(vq: "VectorQuantize") -> str:
     """The options in which all ranks must agree, besides those of the codebook."""
-    codebook, optimizer = vq._codebook, optimizer_text(vq.in_place_codebook_optimizer)
+    codebook, optimizer = vq._codebook, optimizer_text(vq)
     return (
         f"k-means of {codebook.kmeans_iters} iterations over ranks {vq.sync_kmeans}, affine map over ranks "
         f"{vq.sync_affine_param} with decays {codebook.affine_param_batch_decay} and "

@@ -25,7 +25,7 @@ def options_text(rvq: "ResidualVQ") -> str:
         f"implicit {rvq.implicit_neural_codebook}, dropout {rvq.quantize_dropout} from "
         f"{rvq.quantize_dropout_cutoff_index} in multiples of {rvq.quantize_dropout_multiple_of}, "
         f"frozen levels {frozen}, "
-        f"own optimizer {optimizer_text(rvq.in_place_codebook_optimizer)}"
+        f"own optimizer {optimizer_text(rvq)}"
     )
 
 

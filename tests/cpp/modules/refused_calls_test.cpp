@@ -225,7 +225,8 @@ TEST(RefusedCallsTest, InputsWithoutFeaturesAreErrors) {
     leaves_no_trace<c10::ValueError>(
         vq,
         [&] {
-          vq->update_ema_indices(x, torch::zeros({1}, torch::kLong), torch::ones({1}, torch::kBool));
+          vq->update_ema_indices(x, torch::zeros({1}, torch::kLong),
+                                 torch::ones({1}, torch::kBool));
         },
         "expected x to have shape");
   }
