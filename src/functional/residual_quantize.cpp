@@ -390,8 +390,10 @@ ResidualQuantizeStep residual_quantize_(const at::Tensor& tokens,
   check_lists(arguments, totals);
   check_orthogonal(options.losses());
   if (options.finishes()) {
-    for (const auto& counts : arguments.step_counts) {
-      check_step_counts("residual_quantize_", counts, arguments.states[0].embed);
+    const bool shared = arguments.states.size() == 1;
+    for (size_t level = 0; level < arguments.step_counts.size(); ++level) {
+      check_step_counts("residual_quantize_", arguments.step_counts[level],
+                        arguments.states[shared ? 0 : level].embed);
     }
   }
   const Stack stack(tokens, arguments, options);

@@ -64,7 +64,7 @@ def folder(made: Path, tmp_path: Path) -> Path:
         ("--seed: expected a whole number", [*FIT, "--seed", str(2**63)]),
         ("--seed: expected a whole number", [*FIT, "--seed", "0x10"]),
         ("--codebook-size: expected", ["fit", "x.npy", "-k", " 7", "-o", "out.safetensors"]),
-        ("expected noise to be", [*FIT, "--levels", "2", "--refine", "1", "--refine-noise", "nan"]),
+        ("nan is not a number", [*FIT, "--levels", "2", "--refine", "1", "--refine-noise", "nan"]),
         ("expected a name that ends in .safetensors", ["fit", "x.npy", "-k", "8", "-o", "out.npy"]),
         (
             "expected a name that ends in .npy",
@@ -85,8 +85,8 @@ def test_bad_usage(folder: Path, fragment: str, arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("array", "fragment"),
     [
-        (np.ones(5, np.float32), "shape (..., dim), but got shape (5,)"),
-        (np.float32(1), "shape (..., dim), but got shape ()"),
+        (np.ones(5, np.float32), "shape (N, dim) or (..., N, dim), but got shape (5,)"),
+        (np.float32(1), "shape (N, dim) or (..., N, dim), but got shape ()"),
         (np.ones((100, 0), np.float32), "at least 1 dimension"),
         (np.ones((100, 4), np.int64), "floating point vectors, but got int64"),
         (np.ones((100, 4), np.complex64), "but got dtype '<c8'"),
