@@ -326,7 +326,8 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
         if ranks.alone:
             return
         values = [own.detach() for own in self.values_per_latent]
-        signature = f"{tokens_text(latents.dtype)}; LatentQuantize of levels {self.levels}, own optimizer {optimizer_text(self)}"
+        optimizer = optimizer_text(self)
+        signature = f"{tokens_text(latents.dtype)}; LatentQuantize of levels {self.levels}, own optimizer {optimizer}"
         _ops.handshake_(values, handle=self.handle, signature=signature, **ranks.named())
 
     def _ranks(self) -> Ranks:

@@ -242,7 +242,9 @@ def test_graphs_that_compute_steps_again_are_refused(setting: dict[str, Any]) ->
         ):
             for fullgraph in (True, False):
                 torch.compiler.reset()
-                with pytest.raises(Exception, match="compiled with an activation_memory_budget of 1"):
+                with pytest.raises(
+                    Exception, match="compiled with an activation_memory_budget of 1"
+                ):
                     torch.compile(module, backend="aot_eager", fullgraph=fullgraph)(x)
             torch.compiler.reset()
             torch.compile(module.eval(), backend="aot_eager", fullgraph=True)(x)

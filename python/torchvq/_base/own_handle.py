@@ -15,5 +15,5 @@ class OwnHandle(nn.Module):
     handle: int
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.handle = torch.ops.torchvq.new_handle()
