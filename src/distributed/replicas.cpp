@@ -60,7 +60,7 @@ class Register {
     // A group of the same name that has run fewer collectives is a new one.
     if (entry.group != group.name() || entry.collectives > now) entry = {group.name(), now, {}};
     entry.collectives = now;
-    return entry.signatures.count(signature) > 0;
+    return entry.signatures.contains(signature);
   }
 
   void add(int64_t handle, const Group& group, uint64_t signature) {
@@ -221,7 +221,7 @@ void handshake_(at::TensorList state, const HandshakeOptions& options) {
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def("state_hash(Tensor[] state) -> Tensor");
   m.def(
-      "replica_hashes(Tensor[] state, *, str group_name=\"\", str label=\"quantizer\") -> Tensor");
+      R"(replica_hashes(Tensor[] state, *, str group_name="", str label="quantizer") -> Tensor)");
   m.def(
       "broadcast_state_(Tensor(a!)[] state, *, str group_name=\"\", str label=\"quantizer\") -> "
       "()");

@@ -113,6 +113,7 @@ Message message_of(const std::vector<CodebookState>& states, const std::vector<S
                    const Tensors& wide, const LearnCodebooksOptions& options, const Use& use) {
   Message message;
   auto& [synced, x, indices, exponents] = message;
+  // Only what all messages need.  NOLINTNEXTLINE(cppcoreguidelines-slicing)
   static_cast<distributed::SyncOptions&>(synced) = options.ranks();
   synced.mask = masks_of(all);
   synced.rng = states[0].rng;
@@ -201,6 +202,7 @@ at::Tensor replace_synced(const distributed::CodebookStates& state, const Tensor
                           const Tensors& rng, const LearnCodebooksOptions& options,
                           const Exchanged& exchanged) {
   distributed::SyncedDeadCodeOptions synced;
+  // Only what all messages need.  NOLINTNEXTLINE(cppcoreguidelines-slicing)
   static_cast<distributed::SyncOptions&>(synced) = options.ranks();
   synced.mask = masks_of(tokens);
   synced.dead = dead_code_options(options);
@@ -435,7 +437,8 @@ LearningInFlight::LearningInFlight(std::vector<CodebookState> states,
   const WideCodes wide(states, options);
   auto own = copies_of(tokens);
   auto message = step_message(states, own, wide.codes(), options, weight);
-  // Members are initialised in this order, so the message is sent last.
+  // Members are initialised in this order, so the message is sent last; arguments of a function
+  // have no order.  NOLINTNEXTLINE(modernize-make-unique)
   impl_.reset(new Impl{std::move(states), std::move(own), std::move(options),
                        weight ? std::optional(weight->clone()) : std::nullopt,
                        distributed::StepInFlight(std::move(message))});

@@ -195,7 +195,7 @@ ResidualLFQImpl::Pending ResidualLFQImpl::start(const torch::Tensor& x,
   const auto draw = drawing ? rng.clone() : torch::Tensor();
   Pending pending{.stack = this, .output = {}, .steps = {}};
   auto own = family(draw, pending.steps);
-  own.layout = own_layout;
+  own.layout = std::move(own_layout);
   const auto found = detail::run_stack(own, x, mask, *depth, call.return_all_codes());
   if (drawing || (dropping && !seed)) ops::advance_rng_(rng);
   pending.output = {found.quantized, found.indices, {}, found.all_codes};

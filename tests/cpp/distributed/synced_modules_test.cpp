@@ -24,7 +24,6 @@
 namespace torchvq::synced_modules_test {
 namespace {
 
-using testing::Batch;
 using testing::batch_of;
 using testing::Configure;
 using testing::group_of;
