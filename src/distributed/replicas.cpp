@@ -220,8 +220,7 @@ void handshake_(at::TensorList state, const HandshakeOptions& options) {
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def("state_hash(Tensor[] state) -> Tensor");
-  m.def(
-      R"(replica_hashes(Tensor[] state, *, str group_name="", str label="quantizer") -> Tensor)");
+  m.def(R"(replica_hashes(Tensor[] state, *, str group_name="", str label="quantizer") -> Tensor)");
   m.def(
       "broadcast_state_(Tensor(a!)[] state, *, str group_name=\"\", str label=\"quantizer\") -> "
       "()");

@@ -11,6 +11,7 @@
 
 #include "detail/codebook_state.h"
 #include "detail/random_tensor.h"
+#include "ops/orthogonal_loss.h"
 #include "ops/replace_dead_codes_.h"
 
 namespace torchvq::functional {
@@ -42,10 +43,8 @@ inline void check_learning(const std::vector<CodebookState>& states,
 }
 
 inline void check_orthogonal(const QuantizerLossOptions& losses) {
-  const auto most = losses.orthogonal_max_codes();
-  if (!losses.training() || losses.orthogonal_weight() == 0 || !most) return;
-  TORCH_CHECK_VALUE(*most >= 1, "orthogonal_loss: expected max_codes to be at least 1, but got ",
-                    *most);
+  if (!losses.training() || losses.orthogonal_weight() == 0) return;
+  detail::check_orthogonal_max_codes(losses.orthogonal_max_codes());
 }
 
 /// `counts` counts the tokens of each code of `codebook` in a step.

@@ -11,6 +11,11 @@ namespace torchvq {
 
 namespace detail {
 
+void check_orthogonal_max_codes(std::optional<int64_t> max_codes) {
+  TORCH_CHECK_VALUE(!max_codes || *max_codes >= 1,
+                    "orthogonal_loss: expected max_codes to be at least 1, but got ", *max_codes);
+}
+
 void check_orthogonal_loss(const at::Tensor& codebook, const std::optional<at::Tensor>& indices,
                            std::optional<int64_t> max_codes, const std::optional<at::Tensor>& rng) {
   constexpr auto op = "orthogonal_loss";
@@ -21,12 +26,9 @@ void check_orthogonal_loss(const at::Tensor& codebook, const std::optional<at::T
     check_size(op, "indices", *indices, 0, codebook.sym_size(0), "heads of codebook");
     check_same_device(op, "codebook", codebook, "indices", *indices);
   }
-  if (max_codes.has_value()) {
-    TORCH_CHECK_VALUE(*max_codes >= 1, op, ": expected max_codes to be at least 1, but got ",
-                      *max_codes);
-    TORCH_CHECK_VALUE(rng.has_value(), op,
-                      ": expected rng to be given with max_codes, but got None");
-  }
+  check_orthogonal_max_codes(max_codes);
+  TORCH_CHECK_VALUE(!max_codes || rng.has_value(), op,
+                    ": expected rng to be given with max_codes, but got None");
   if (rng.has_value()) {
     check_rng(op, *rng);
     check_same_device(op, "codebook", codebook, "rng", *rng);
