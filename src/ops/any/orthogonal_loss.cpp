@@ -59,7 +59,7 @@ std::tuple<at::Tensor, at::Tensor> orthogonal_loss_forward(const at::Tensor& cod
   auto rows = codebook.to(detail::sum_dtype(codebook));
   auto selected = active_codes(codebook, indices);
   at::Tensor subset;
-  if (max_codes.has_value() && *max_codes < codebook.size(1)) {
+  if (max_codes.has_value() && rng.has_value() && *max_codes < codebook.size(1)) {
     const auto order = random_subset(selected, *max_codes, *rng);
     selected = selected.gather(1, order);
     subset = order.unsqueeze(-1).expand({-1, -1, codebook.size(2)});
