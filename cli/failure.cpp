@@ -79,7 +79,8 @@ int report_failure(const std::exception& error) {
 }
 
 void install_signal_handlers() {
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
+  for (const int signal :
+       {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGQUIT, SIGXCPU, SIGALRM, SIGUSR1, SIGUSR2}) {
     // A parent that ignores a signal (nohup) does so deliberately.
     if (!is_ignored(signal)) handle(signal, end_as_signal);
   }

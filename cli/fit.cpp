@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -99,7 +100,8 @@ class Fit {
   ShardNote prepare() {
     if (processes_.first())
       check_output(arguments_.output, ".safetensors", {path_}, arguments_.common);
-    const bool slices = path_ == arguments_.vectors;
+    check_is_not_input(arguments_.output, path_);
+    const bool slices = arguments_.vectors.find("{rank}") == std::string::npos;
     reader_.emplace(path_, arguments_.key, arguments_.fit.memory, slices ? processes_.rank() : 0,
                     slices ? processes_.size() : 1, method_->keeps_vectors());
     method_->check_vectors(reader());
@@ -195,7 +197,8 @@ void add_fit(CLI::App& program, Run& run) {
       ->check(CLI::Range(0.0, 100.0))
       // The comparisons of a range let it through.
       ->check([](const std::string& text) {
-        return std::isnan(std::stod(text)) ? text + " is not a number" : std::string();
+        const double number = std::strtod(text.c_str(), nullptr);
+        return std::isnan(number) ? text + " is not a number" : std::string();
       })
       ->option_text("X");
   command

@@ -54,6 +54,8 @@ void check_unused(const FitOptions& given) {
                     ", but got ", given.beam);
   TORCH_CHECK_VALUE(given.refine == 0, "--refine: expected 0 with --method ", given.method,
                     ", but got ", given.refine);
+  TORCH_CHECK_VALUE(given.refine_noise == 0, "--refine-noise: expected 0 with --method ",
+                    given.method, ", but got ", given.refine_noise);
   TORCH_CHECK_VALUE(given.metric.empty(), "--metric: expected none with --method ", given.method,
                     ", but got ", given.metric);
   TORCH_CHECK_VALUE(given.iterations < 0, "--iterations: expected none with --method ",

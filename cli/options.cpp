@@ -160,10 +160,15 @@ void check_output(const std::string& output, const std::string& ending,
     return;
   TORCH_CHECK_VALUE(output.ends_with(ending), "--output: expected a name that ends in ", ending,
                     ", but got ", output);
-  for (const auto& input : inputs) {
-    TORCH_CHECK_VALUE(!fs::equivalent(input, output, ignored),
-                      "--output: expected another file than the input ", input);
-  }
+  for (const auto& input : inputs) check_is_not_input(output, input);
+}
+
+void check_is_not_input(const std::string& output, const std::string& input) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  TORCH_CHECK_VALUE(
+      !fs::is_regular_file(output, ignored) || !fs::equivalent(input, output, ignored),
+      "--output: expected another file than the input ", input);
 }
 
 }  // namespace torchvq::cli

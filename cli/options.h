@@ -54,4 +54,8 @@ std::vector<int64_t> parse_levels(const std::string& text);
 void check_output(const std::string& output, const std::string& ending,
                   const std::vector<std::string>& inputs, const CommonOptions& options);
 
+/// Rejects an output that is the input's file. Also for a process that writes nothing, and whose
+/// input nobody else knows.
+void check_is_not_input(const std::string& output, const std::string& input);
+
 }  // namespace torchvq::cli

@@ -209,6 +209,7 @@ set(TORCHVQ_SOURCES
   ops/any/lookup_codes.cpp
   ops/any/moment_loss.cpp
   ops/any/nearest_code.cpp
+  ops/any/no_second_derivative.cpp
   ops/any/orthogonal_loss.cpp
   ops/any/paired_commitment_loss.cpp
   ops/any/prepare_codes.cpp
@@ -267,6 +268,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/lookup_codes.cpp
   ops/autograd/moment_loss.cpp
   ops/autograd/nearest_code.cpp
+  ops/autograd/no_second_derivative.cpp
   ops/autograd/orthogonal_loss.cpp
   ops/autograd/paired_commitment_loss.cpp
   ops/autograd/prepare_codes.cpp
@@ -380,6 +382,7 @@ set(TORCHVQ_SOURCES
   ops/meta/lookup_codes.cpp
   ops/meta/moment_loss.cpp
   ops/meta/nearest_code.cpp
+  ops/meta/no_second_derivative.cpp
   ops/meta/orthogonal_loss.cpp
   ops/meta/paired_commitment_loss.cpp
   ops/meta/prepare_codes.cpp
@@ -414,6 +417,7 @@ set(TORCHVQ_SOURCES
   ops/meta/unit_vectors.cpp
   ops/moment_loss.cpp
   ops/nearest_code.cpp
+  ops/no_second_derivative.cpp
   ops/orthogonal_loss.cpp
   ops/paired_commitment_loss.cpp
   ops/prepare_codes.cpp

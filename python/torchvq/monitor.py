@@ -1,6 +1,7 @@
 """Monitor: records the use of codebooks at each step, and warns when they collapse."""
 
 import json
+import operator
 import os
 import warnings
 from pathlib import Path
@@ -50,6 +51,10 @@ class Monitor:
     Rank 0 writes and warns; on other ranks ``step`` only returns the numbers. Warnings are ``CollapseWarning``, once
     for each level and cause: falling perplexity, dead codes, codes that are replaced all the time.
 
+    Raises:
+        ValueError: no quantizer to watch, ``every`` or a limit out of range. TypeError: ``every`` or ``window`` is no
+            integer.
+
     Example:
         >>> vq = VectorQuantize(dim=8, codebook_size=16)
         >>> monitor = Monitor(vq, json_lines="run.jsonl")
@@ -76,12 +81,9 @@ class Monitor:
                 "Monitor: expected module to contain a VectorQuantize, ResidualVQ or GroupedResidualVQ, "
                 f"but got {type(module).__name__} without one"
             )
-        if every < 1:
-            raise ValueError(f"Monitor: expected every to be at least 1, but got {every}")
-        if limits is not None and limits.window < 1:
-            raise ValueError(
-                f"Monitor: expected the window of limits to be at least 1, but got {limits.window}"
-            )
+        every = _count("every", every)
+        if limits is not None:
+            limits = _checked(limits)
         self.json_lines = None if json_lines is None else Path(json_lines)
         self.writer = writer
         self.tag = tag
@@ -170,6 +172,25 @@ class Monitor:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _count(what: str, value: int) -> int:
+    try:
+        count = operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"Monitor: expected {what} to be an integer, but got {value!r}") from error
+    if count < 1:
+        raise ValueError(f"Monitor: expected {what} to be at least 1, but got {count}")
+    return count
+
+
+def _checked(limits: CollapseLimits) -> CollapseLimits:
+    fractions = limits._asdict()
+    window = _count("the window of limits", fractions.pop("window"))
+    for name, value in fractions.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"Monitor: expected {name} of limits to be in [0, 1], but got {value}")
+    return limits._replace(window=window)
 
 
 def _quantizers(module: nn.Module) -> dict[str, VectorQuantize]:

@@ -55,25 +55,22 @@ def export(
 
     Args:
         model: a module or an exported program with operators of torchvq in it.
-        args: example inputs.
+        args: example inputs; unused for an exported program.
         path: the ``.onnx`` file to write.
-        **options: further arguments of ``torch.onnx.export``, such as ``dynamic_shapes``.
+        **options: further arguments of ``torch.onnx.export``, such as ``kwargs`` and ``dynamic_shapes``, which an
+            exported program has already.
 
     Returns:
         What ``torch.onnx.export`` returns.
 
     Raises:
-        ValueError: the model uses an operator without a translation, which the message names. ImportError: onnxscript
-            is missing.
+        ValueError: the model uses an operator without a translation, which the message names, or an exported program
+            comes with ``kwargs`` or ``dynamic_shapes``. ImportError: onnxscript is missing.
     """
     table = translations()
-    shapes = options.pop("dynamic_shapes", None)
+    own = {name: options.pop(name, None) for name in ("kwargs", "dynamic_shapes")}
     with torch.no_grad():
-        program = (
-            model
-            if isinstance(model, torch.export.ExportedProgram)
-            else torch.export.export(model, args, dynamic_shapes=shapes)
-        ).run_decompositions()
+        program = _exported(model, args, own).run_decompositions()
     used = {node.target for node in program.graph.nodes if node.op == "call_function"}
     missing = sorted(
         str(target) for target in used if str(target).startswith("torchvq.") and target not in table
@@ -86,6 +83,21 @@ def export(
     return torch.onnx.export(
         program, (), path, dynamo=True, custom_translation_table=table, **options
     )
+
+
+def _exported(
+    model: torch.nn.Module | torch.export.ExportedProgram,
+    args: tuple[Any, ...],
+    own: dict[str, Any],
+) -> torch.export.ExportedProgram:
+    if not isinstance(model, torch.export.ExportedProgram):
+        return torch.export.export(model, args, **own)
+    for name, value in own.items():
+        if value is not None:
+            raise ValueError(
+                f"torchvq.onnx: expected {name} to be None for an exported program, but got {value}"
+            )
+    return model
 
 
 # Parts of graphs ---------------------------------------------------------------------------------------------------
@@ -131,12 +143,14 @@ def _of_heads(codebook: _Value, like: _Value) -> _Value:
     return op.Expand(codebook, op.Concat(heads, _constant(torch.tensor([1, 1])), axis=0))
 
 
-def _infinite_rows(x: _Value) -> _Value:
+def _infinite_rows(x: _Value, mask: _Value = None) -> _Value:
+    """Rows (H, N) with a NaN or infinity, among the tokens of the mask (H, N)."""
     op = _opset()
     bad = op.Or(op.IsNaN(x), op.IsInf(x))
-    return op.Cast(
+    rows = op.Cast(
         op.ReduceMax(op.Cast(bad, to=6), _constant(torch.tensor([-1])), keepdims=0), to=9
     )
+    return rows if mask is None else op.And(rows, mask)
 
 
 def _unit(x: _Value) -> _Value:
@@ -146,8 +160,10 @@ def _unit(x: _Value) -> _Value:
     return op.Div(x, op.Where(op.Equal(norm, _number(0.0)), one, norm))
 
 
-def _nearest(x: _Value, codebook: _Value, metric: str) -> _Value:
-    """Indices (H, N). The mean of the codes is subtracted first, so that a common offset costs no digits."""
+def _nearest(x: _Value, codebook: _Value, metric: str, mask: _Value) -> _Value:
+    """Indices (H, N); -1 for padding. The mean of the codes is subtracted first, so that a common offset costs no
+    digits.
+    """
     op = _opset()
     if metric == "cosine":
         x, codebook = _unit(x), _unit(codebook)
@@ -157,7 +173,8 @@ def _nearest(x: _Value, codebook: _Value, metric: str) -> _Value:
     norms = op.Unsqueeze(op.Mul(squares, _number(0.5)), _constant(torch.tensor([-2])))
     products = op.MatMul(x, op.Transpose(codebook, perm=[0, 2, 1]))
     found = op.ArgMin(op.Sub(norms, products), axis=-1, keepdims=0)
-    return op.Where(_infinite_rows(x), _constant(torch.tensor(0)), found)
+    indices = op.Where(_infinite_rows(x), _constant(torch.tensor(0)), found)
+    return indices if mask is None else op.Where(mask, indices, _constant(torch.tensor(-1)))
 
 
 def _without(codes: _Value, rows: _Value) -> _Value:
@@ -165,6 +182,17 @@ def _without(codes: _Value, rows: _Value) -> _Value:
     op = _opset()
     nan = op.CastLike(_number(float("nan")), codes)
     return op.Where(op.Unsqueeze(rows, _constant(torch.tensor([-1]))), nan, codes)
+
+
+def _index(digits: _Value, places: Tensor) -> _Value:
+    """Indices (...) of digits (..., D)."""
+    op = _opset()
+    last, half = _constant(torch.tensor([-1])), _constant(torch.tensor(2**31))
+    terms = op.Mul(digits, _constant(places))
+    # onnxruntime rounds sums of integers as float64 does, so each sum has at most 53 bits.
+    high = op.ReduceSum(op.Div(terms, half), last, keepdims=0)
+    low = op.ReduceSum(op.Mod(terms, half), last, keepdims=0)
+    return op.Add(op.Mul(high, half), low)
 
 
 def _digits(indices: _Value, levels: Sequence[int]) -> _Value:
@@ -193,9 +221,7 @@ def _scalars(x: _Value, levels: Sequence[int], bound: str) -> tuple[_Value, _Val
     wide = op.Unsqueeze(x, _constant(torch.tensor([-1])))
     reached = op.Cast(op.GreaterOrEqual(wide, _constant(level_thresholds(levels, bound))), to=7)
     digits = op.ReduceSum(reached, _constant(torch.tensor([-1])), keepdims=0)
-    indices = op.ReduceSum(
-        op.Mul(digits, _constant(place_values(levels))), _constant(torch.tensor([-1])), keepdims=0
-    )
+    indices = _index(digits, place_values(levels))
     rows = _infinite_rows(x)
     codes = _table(digits, level_codes(levels, bound.startswith("symmetric")))
     return _without(codes, rows), op.Where(rows, _constant(torch.tensor(0)), indices)
@@ -227,12 +253,14 @@ def _nearest_code(
     topk: int | None = None,
     return_codes: bool = False,
     return_distances: bool = False,
+    mask: _Value = None,
 ) -> tuple[_Value, ...]:
     _only("nearest_code", bias=bias, topk=topk, return_distances=return_distances)
     wide, table = _float(x), _float(codebook)
-    indices = _nearest(wide, table, metric)
+    indices = _nearest(wide, table, metric, mask)
     empty = _constant(torch.zeros(0, dtype=torch.float32))
-    codes = _without(_gather(table, indices), _infinite_rows(wide)) if return_codes else empty
+    rows = _infinite_rows(wide, mask)
+    codes = _without(_gather(table, indices), rows) if return_codes else empty
     return indices, codes, empty
 
 
@@ -244,18 +272,18 @@ def _residual_encode(
     mask: _Value = None,
     prepared: Any = None,  # only makes the search on the CPU faster
 ) -> tuple[_Value, _Value]:
-    _only("residual_encode", depth=depth, mask=mask)
+    _only("residual_encode", depth=depth)
     op = _opset()
     left = wide = _float(x)
     chosen, total = [], None
     for codebook in codebooks:
         table = _float(_of_heads(codebook, x))
-        indices = _nearest(left, table, metric)
+        indices = _nearest(left, table, metric, mask)
         codes = _gather(table, indices)
         total = codes if total is None else op.Add(total, codes)
         left = op.Sub(left, codes)
         chosen.append(op.Unsqueeze(indices, _constant(torch.tensor([-1]))))
-    return _without(total, _infinite_rows(wide)), op.Concat(*chosen, axis=-1)
+    return _without(total, _infinite_rows(wide, mask)), op.Concat(*chosen, axis=-1)
 
 
 def _residual_decode(indices: _Value, codebooks: Sequence[Any]) -> _Value:
@@ -310,9 +338,8 @@ def _sign_quantize(x: _Value, scale: float = 1.0) -> tuple[_Value, _Value]:
     wide = _float(x)
     bits = op.Greater(wide, _number(0.0))
     codes = op.Where(bits, _number(scale), _number(-scale))
-    places = _constant(place_values([2] * x.shape[-1]).flip(0).contiguous())
-    last = _constant(torch.tensor([-1]))
-    indices = op.ReduceSum(op.Mul(op.Cast(bits, to=7), places), last, keepdims=0)
+    places = place_values([2] * x.shape[-1]).flip(0).contiguous()
+    indices = _index(op.Cast(bits, to=7), places)
     rows = _infinite_rows(wide)
     return _without(codes, rows), op.Where(rows, _constant(torch.tensor(0)), indices)
 

@@ -2,6 +2,7 @@
 // `<op>: expected <arg> to be <condition>, but got <value>`.
 #pragma once
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
@@ -17,6 +18,13 @@ inline void check_defined(const char* op, const char* name, const at::Tensor& te
 inline void check_strided(const char* op, const char* name, const at::Tensor& tensor) {
   TORCH_CHECK_TYPE(tensor.layout() == at::kStrided, op, ": expected ", name,
                    " to be a dense tensor, but got layout ", tensor.layout());
+}
+
+/// For tensors that are written to: elements that share memory would be written twice.
+inline void check_no_overlap(const char* op, const char* name, const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, op, ": expected ",
+                    name, " to have memory of its own for each element, because it is written ",
+                    "to, but got strides ", tensor.sym_strides());
 }
 
 inline void check_floating(const char* op, const char* name, const at::Tensor& tensor) {

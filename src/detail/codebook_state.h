@@ -32,6 +32,9 @@ inline void check_codebook_state(const char* op, const at::Tensor& cluster_size,
     check_size(op, "embed_avg", embed_avg, axis, embed.sym_size(axis), meaning);
     if (axis < 2) check_size(op, "cluster_size", cluster_size, axis, embed.sym_size(axis), meaning);
   }
+  check_no_overlap(op, "embed", embed);
+  check_no_overlap(op, "embed_avg", embed_avg);
+  check_no_overlap(op, "cluster_size", cluster_size);
   check_same_device(op, "embed", embed, "embed_avg", embed_avg);
   check_same_device(op, "embed", embed, "cluster_size", cluster_size);
 }

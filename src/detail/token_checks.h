@@ -87,6 +87,14 @@ inline void check_non_negative(const char* op, const char* name, double value) {
                     " to be finite and non-negative, but got ", value);
 }
 
+/// Rejects a number that is infinite in the dtype of a computation, float32 at least.
+inline void check_fits(const char* op, const char* name, double value, at::ScalarType dtype) {
+  const double most =
+      dtype == at::kDouble ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
+  TORCH_CHECK_VALUE(value <= most, op, ": expected ", name, " to be at most ", most,
+                    " (the largest number of the computation), but got ", value);
+}
+
 /// Rejects NaN, negative and infinite values, and zero.
 inline void check_positive(const char* op, const char* name, double value) {
   TORCH_CHECK_VALUE(value > 0 && value <= 1.7976931348623157e308, op, ": expected ", name,

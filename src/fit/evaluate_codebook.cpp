@@ -1,3 +1,4 @@
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <torchvq/fit/evaluate_codebook.h>
 #include <torchvq/ops/nearest_code.h>
@@ -13,9 +14,11 @@ EvaluateCodebookOutput evaluate_codebook(const functional::VectorBlocks& vectors
                                          const at::Tensor& codebook_, const std::string& metric,
                                          const std::function<void(int64_t rows)>& progress) {
   const bool cosine = metric == "cosine";
+  const auto options = ops::NearestCodeOptions().metric(metric).return_codes(true);
+  // Checks the arguments, also where there are no rows.
+  ops::nearest_code(at::empty({0, vectors.dim}), codebook_, options);
   const auto codebook = cosine ? ops::unit_vectors(codebook_) : codebook_;
   const auto size = codebook.size(0);
-  const auto options = ops::NearestCodeOptions().metric(metric).return_codes(true);
   EvaluateCodebookOutput output;
   output.counts = at::zeros({size}, at::kLong);
   for (int64_t first = 0; first < vectors.rows; first += vectors.block_rows) {

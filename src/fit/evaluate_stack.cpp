@@ -1,4 +1,5 @@
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <torchvq/fit/evaluate_stack.h>
 #include <torchvq/ops/unit_vectors.h>
@@ -12,6 +13,8 @@ namespace torchvq::fit {
 EvaluateStackOutput evaluate_stack(const functional::VectorBlocks& vectors,
                                    const CodebookStack& stack_, int64_t beam,
                                    const std::function<void(int64_t rows)>& progress) {
+  // Checks the arguments, also where there are no rows.
+  encode_stack(at::empty({0, vectors.dim}), stack_, beam);
   const bool cosine = stack_.metric == "cosine";
   auto stack = stack_;
   if (cosine) {

@@ -21,6 +21,7 @@
 #include <limits>
 #include <numeric>
 
+#include "detail/scalar_levels.h"
 #include "distributed/group.h"
 #include "fit/sample_rows.h"
 
@@ -42,10 +43,16 @@ void check_scalar_fit(const functional::VectorBlocks& vectors, const FitScalarOp
                     "fit_scalar_codec: expected method to be fsq or lfq, but got ", options.method);
   TORCH_CHECK_VALUE(vectors.all_rows() > 0,
                     "fit_scalar_codec: expected at least 1 vector, but got none");
-  const auto features = options.num_codebooks * static_cast<int64_t>(options.levels.size());
-  TORCH_CHECK_VALUE(options.num_codebooks >= 1 && features >= 1 && features <= vectors.dim,
+  const bool signs = options.method == "lfq";
+  detail::check_scalar_levels("fit_scalar_codec", options.levels, signs ? 2 : 3);
+  TORCH_CHECK_VALUE(!signs || *std::ranges::max_element(options.levels) == 2,
+                    "fit_scalar_codec: expected levels of lfq to be 2 each, but got ",
+                    at::IntArrayRef(options.levels));
+  const auto levels = static_cast<int64_t>(options.levels.size());
+  TORCH_CHECK_VALUE(options.num_codebooks >= 1 && options.num_codebooks <= vectors.dim / levels,
                     "fit_scalar_codec: expected levels of all codebooks to be 1 to ", vectors.dim,
-                    ", the features of a vector, but got ", features);
+                    ", the features of a vector, but got ", options.num_codebooks, " codebooks of ",
+                    levels);
 }
 
 /// The directions of largest variance of centred vectors (S, D), as columns, and those variances.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include <ATen/FuncTorchTLS.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/ones_like.h>
@@ -235,7 +236,13 @@ void replace(const std::vector<CodebookState>& states, const std::vector<StepTok
     own.push_back(replaced.slice(0, from, from + heads));
     from += heads;
   }
-  at::_foreach_add_(member_of(states, &CodebookState::replaced), own);
+  const auto replaced_by_codebook = member_of(states, &CodebookState::replaced);
+  if (!at::functorch::functorchTLSAccessor()) {
+    at::_foreach_add_(replaced_by_codebook, own);
+    return;
+  }
+  // torch.vmap has no rule for lists of tensors.
+  for (size_t i = 0; i < own.size(); ++i) replaced_by_codebook[i].add_(own[i]);
 }
 
 /// Completes a step after averages and codes have been updated. `counts` has an

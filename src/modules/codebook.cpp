@@ -1,6 +1,7 @@
 #include <torchvq/modules/codebook.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <ostream>
 #include <sstream>
@@ -216,8 +217,8 @@ std::string CodebookImpl::signature() const {
 void CodebookImpl::prepare(const torch::Tensor& x, const std::optional<torch::Tensor>& mask,
                            bool training, const distributed::Ranks& ranks) {
   if (!training) {
-    if (!warned_uninitialised_ && !initialised()) {
-      warned_uninitialised_ = true;
+    // Several threads may evaluate one module.
+    if (!initialised() && !std::atomic_ref(warned_uninitialised_).exchange(true)) {
       TORCH_WARN(
           "VectorQuantize: the codebook is evaluated before k-means has initialised it; its random "
           "codes are used. "

@@ -91,6 +91,9 @@ std::shared_ptr<torch::nn::Module> LatentQuantizeImpl::clone(
   auto copy = std::make_shared<LatentQuantizeImpl>(options);
   detail::copy_tensors(*this, *copy, device);
   copy->fixed_ = fixed_;
+  if (device) {
+    for (auto& own : copy->fixed_) own = own.to(*device);
+  }
   copy->load_in_place_optimizer_state(in_place_optimizer_state());
   return copy;
 }

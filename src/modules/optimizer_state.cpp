@@ -103,8 +103,8 @@ void read(int64_t& field, const at::Tensor& value, const at::Tensor& /*parameter
 }
 
 void read(at::Tensor& field, const at::Tensor& value, const at::Tensor& parameter) {
-  field = value.detach().to(value.options().device(parameter.device()), /*non_blocking=*/false,
-                            /*copy=*/true);
+  // As in torch: moments have the dtype of their parameter, without which a step fails.
+  field = value.detach().to(parameter.options(), /*non_blocking=*/false, /*copy=*/true);
 }
 
 void check_field(int64_t /*field*/, const std::string& name, const at::Tensor& value,

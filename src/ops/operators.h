@@ -164,6 +164,7 @@ constexpr const char* kOtherOperators[] = {
     "moment_loss_backward",
     "orthogonal_loss_forward",
     "paired_commitment_loss_backward",
+    "no_second_derivative",
     "pack_tokens",
     "pool_scale_mask",
     "quantize_and_commit_backward",

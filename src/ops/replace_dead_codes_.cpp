@@ -32,6 +32,7 @@ void check_cooldown(const char* op, const at::Tensor& cooldown, const at::Tensor
   for (int64_t axis = 0; axis < 2; ++axis) {
     check_size(op, "cooldown", cooldown, axis, embed.sym_size(axis), "as embed");
   }
+  check_no_overlap(op, "cooldown", cooldown);
   check_same_device(op, "embed", embed, "cooldown", cooldown);
 }
 
@@ -49,15 +50,17 @@ void check_dead_code_state(const char* op, const CodebookState& state, const at:
 }
 
 void check_dead_code_rules(const char* op, const DeadCodeArguments& arguments) {
-  TORCH_CHECK_VALUE(arguments.threshold >= 0, op, ": expected threshold to be at least 0, but got ",
-                    arguments.threshold);
-  TORCH_CHECK_VALUE(arguments.threshold_fraction >= 0, op,
-                    ": expected threshold_fraction to be at least 0, but got ",
-                    arguments.threshold_fraction);
-  TORCH_CHECK_VALUE(arguments.reset_cluster_size >= 0 &&
-                        arguments.reset_cluster_size <= std::numeric_limits<double>::max(),
-                    op, ": expected reset_cluster_size to be finite and at least 0, but got ",
-                    arguments.reset_cluster_size);
+  // A replaced code gets the size of its limit, at most the product of two of these numbers, which
+  // a float32 state holds. There are never more tokens.
+  constexpr double kMost = 0x1p63;
+  const std::pair<const char*, double> sizes[] = {
+      {"threshold", arguments.threshold},
+      {"threshold_fraction", arguments.threshold_fraction},
+      {"reset_cluster_size", arguments.reset_cluster_size}};
+  for (const auto& [name, value] : sizes) {
+    TORCH_CHECK_VALUE(value >= 0 && value <= kMost, op, ": expected ", name,
+                      " to be in [0, 2^63], but got ", value);
+  }
   TORCH_CHECK_VALUE(arguments.cooldown_steps >= 0 &&
                         arguments.cooldown_steps <= std::numeric_limits<int32_t>::max(),
                     op, ": expected cooldown_steps to be in [0, 2^31), but got ",

@@ -40,6 +40,7 @@ void check_sign_entropy(const at::Tensor& x, double sharpness,
   TORCH_CHECK_VALUE(x.sym_size(2) >= 1 && x.sym_size(2) <= 62, op,
                     ": expected x to have 1 to 62 features, but got shape ", x.sym_sizes());
   check_non_negative(op, "sharpness", sharpness);
+  check_fits(op, "sharpness", sharpness, x.scalar_type());
   check_token_mask(op, mask, x);
   if (!totals.has_value()) return;
   check_dtype(op, "totals", *totals, value_dtype(x, x));

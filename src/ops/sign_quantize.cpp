@@ -20,6 +20,7 @@ void check_sign_quantize(const at::Tensor& x, double scale) {
                     ": expected x to have 1 to ", kMostSignBits, " features, but got shape ",
                     x.sym_sizes());
   check_positive(op, "scale", scale);
+  check_fits(op, "scale", scale, x.scalar_type());
 }
 
 void check_sign_decode(const at::Tensor& indices, int64_t bits, double scale,
@@ -31,6 +32,7 @@ void check_sign_decode(const at::Tensor& indices, int64_t bits, double scale,
   check_positive(op, "scale", scale);
   TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble, op,
                    ": expected dtype to be float32 or float64, but got ", dtype);
+  check_fits(op, "scale", scale, dtype);
 }
 
 }  // namespace detail

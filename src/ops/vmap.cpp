@@ -41,7 +41,16 @@ class Arguments {
     for (size_t i = 0; i < given_.size(); ++i) values_.push_back(unwrap(i, level));
   }
 
-  int64_t slices() const { return slices_; }
+  /// None if no argument is mapped at this level, which happens in a vmap inside of another.
+  const std::optional<int64_t>& slices() const { return slices_; }
+
+  /// Throws unless the operator can run slice by slice.
+  void check() const {
+    TORCH_CHECK(written_by_all_.empty(), name_of(schema_), ": expected ", written_by_all_,
+                " to be mapped by vmap, because it is written to, but got the same tensor for all");
+    TORCH_CHECK_VALUE(*slices_ > 0, name_of(schema_),
+                      ": expected the axis that vmap maps to have elements, but got none");
+  }
 
   torch::jit::Stack slice(int64_t index) const {
     torch::jit::Stack stack;
@@ -71,10 +80,8 @@ class Arguments {
     std::vector<Mapped> found;
     for (const auto& tensor : tensors) {
       auto [value, axis] = functorch::unwrapTensorAtLevel(tensor, level);
-      TORCH_CHECK(
-          axis || !written, name_of(schema_), ": expected ", argument.name(),
-          " to be mapped by vmap, because it is written to, but got the same tensor for all");
       if (axis) slices_ = value.size(*axis);
+      if (!axis && written && written_by_all_.empty()) written_by_all_ = argument.name();
       found.push_back({std::move(value), axis});
     }
     return found;
@@ -83,7 +90,8 @@ class Arguments {
   const c10::FunctionSchema& schema_;
   std::vector<c10::IValue> given_;
   std::vector<std::vector<Mapped>> values_;
-  int64_t slices_ = 0;
+  std::optional<int64_t> slices_;
+  std::string written_by_all_;  ///< the first written argument that is not mapped, if any
 };
 
 at::Tensor joined(const std::vector<at::Tensor>& slices, int64_t level) {
@@ -114,10 +122,14 @@ void map_slices(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
   // NOLINTNEXTLINE(bugprone-unchecked-optional-access)
   const int64_t level = functorch::maybeCurrentDynamicLayer()->layerId();
   const Arguments arguments(schema, *stack, level);
-  TORCH_CHECK_VALUE(arguments.slices() > 0, name_of(schema),
-                    ": expected the axis that vmap maps to have elements, but got none");
+  const auto slices = arguments.slices();
+  if (!slices) {
+    op.callBoxed(*stack);
+    return;
+  }
+  arguments.check();
   std::vector<torch::jit::Stack> results;
-  for (int64_t index = 0; index < arguments.slices(); ++index) {
+  for (int64_t index = 0; index < *slices; ++index) {
     results.push_back(arguments.slice(index));
     op.callBoxed(results.back());
   }

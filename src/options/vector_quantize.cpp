@@ -48,9 +48,15 @@ void check_ranges(const VectorQuantizeOptions& o) {
 
 void check_not_negative(const VectorQuantizeOptions& o) {
   expect_vector_quantize(o.kmeans_iters() >= 0, "kmeans_iters", "0 or more", o.kmeans_iters());
-  const std::pair<const char*, double> values[] = {
+  const std::pair<const char*, double> thresholds[] = {
       {"threshold_ema_dead_code", o.threshold_ema_dead_code()},
       {"dead_code_threshold_fraction", o.dead_code_threshold_fraction()},
+  };
+  for (const auto& [name, value] : thresholds) {
+    expect_vector_quantize(value >= 0 && value <= 0x1p63, name, "0 or more and at most 2^63",
+                           value);
+  }
+  const std::pair<const char*, double> values[] = {
       {"directional_reparam_variance", o.directional_reparam_variance()},
       {"commitment_weight", o.commitment_weight()},
       {"orthogonal_reg_weight", o.orthogonal_reg_weight()},

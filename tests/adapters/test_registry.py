@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.utils import parametrize
 
 from torchvq import adapters
 from torchvq.adapters import _frozen
@@ -99,6 +104,60 @@ def test_subclasses_are_adapted_unless_they_define_the_method_anew() -> None:
     assert [m(x) for m in adapters.restore(model).eval()] == ["original", "original", "its own"]
 
 
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def shard(module: nn.Module) -> None:
+    fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
+
+
+def parametrized(module: nn.Module) -> None:
+    parametrize.register_parametrization(module, "codes", nn.Tanh())
+
+
+WRAPPERS = {"fsdp2": [shard], "parametrization": [parametrized], "both": [parametrized, shard]}
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_what_wraps_an_adapted_module_stays(name: str) -> None:
+    model, x = nn.Sequential(Plain()).eval(), torch.randn(3, 2)
+    adapters.adapt(model)
+    for wrap in WRAPPERS[name]:
+        wrap(model[0])
+    wrapped = type(model[0])
+    described = adapters.describe(model)
+    assert described[0].adapted and described[0].kind.endswith("test_registry.Plain")
+    assert described[0].adapter.endswith("PlainAdapter")
+    adapters.adapt(model, frozen=True)
+    assert type(model[0]) is wrapped and model[0] in _frozen._frozen
+    assert model(x) == "adapted original"
+
+    restored: Any = adapters.restore(model)[0]
+    assert not isinstance(restored, adapters.Adapter) and restored not in _frozen._frozen
+    assert isinstance(restored, Plain) and type(restored).__name__ == wrapped.__name__
+    assert isinstance(restored, FSDPModule) == (name == "fsdp2" or name == "both")
+    assert parametrize.is_parametrized(restored) == (name != "fsdp2")
+    assert model(x) == "original"
+    assert adapters.describe(model)[0].adapted is False
+    assert adapters.adapt(model)(x) == "adapted original"
+
+
+def test_a_parametrization_is_removed_before_and_after_restoring() -> None:
+    for restore_first in (True, False):
+        module = adapters.adapt(Plain().eval())
+        adapted = type(module)
+        parametrized(module)
+        if restore_first:
+            adapters.restore(module)
+        parametrize.remove_parametrizations(module, "codes")
+        assert type(module) is (Plain if restore_first else adapted)
+
+
 def test_a_model_without_known_quantizers_is_left_as_it_is() -> None:
     model = nn.Sequential(nn.Linear(2, 2), Overrides())
     assert adapters.describe(model) == []
@@ -128,6 +187,29 @@ def test_what_is_no_adapter_is_refused() -> None:
         @adapters.register("a.B")
         class Nothing(adapters.Adapter):
             pass
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (staticmethod(lambda x: x), "staticmethod"),
+        (classmethod(lambda cls, x: x), "classmethod"),
+        (property(lambda self: 1), "property"),
+    ],
+)
+def test_what_would_replace_the_module_s_in_training_is_refused(value: Any, kind: str) -> None:
+    """Alone, beside methods, and inherited."""
+    for bases, body in [
+        ((adapters.Adapter,), {"encode": value}),
+        ((PlainAdapter,), {"encode": value}),
+        ((type("Base", (adapters.Adapter,), {"encode": value}),), {"forward": lambda self, x: x}),
+    ]:
+        with pytest.raises(
+            TypeError,
+            match=rf"register: expected Own\.encode to be a plain method, but got a {kind}$",
+        ):
+            adapters.register(Plain)(type("Own", bases, body))
+    assert adapters.describe(Plain())[0].adapter.endswith("PlainAdapter")
 
 
 def test_importing_adapters_imports_none_of_the_packages() -> None:

@@ -12,6 +12,7 @@ from framework_steps import assert_same, assert_same_state, gradient, objective,
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
+import torchvq
 from support import assert_close_to_rounding
 
 Cell = Any
@@ -185,6 +186,59 @@ def test_an_ensemble_trains_under_vmap(row: str, cell: Cell) -> None:
     for index, module in enumerate(modules):
         for name, buffer in module.named_buffers():
             torch.testing.assert_close(buffers[name][index], buffer, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("row", ["vq", "vq_kmeans", "residual_vq", "lfq", "hierarchical_vq"])
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_an_ensemble_has_gradients_per_module(row: str, training: bool) -> None:
+    """`vmap(grad(...))` of stacked modules: the gradients, and the states, of each of them alone."""
+    modules, x = [build(row, seed=seed).train(training) for seed in range(3)], steps(row)
+    for module, part in zip(modules, x, strict=True):
+        forward(module.train(), part)
+        module.train(training)
+    base = copy.deepcopy(modules[0])
+    parameters, buffers = stack_module_state(modules)
+
+    def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
+        return objective(forward(lambda x: functional_call(base, (parameters, buffers), (x,)), x))
+
+    found = torch.vmap(torch.func.grad(loss, argnums=2))(parameters, buffers, x)
+    for index, module in enumerate(modules):
+        own = x[index].clone().requires_grad_()
+        result = objective(forward(module, own))
+        if result.requires_grad:  # codes in evaluation are constants
+            result.backward()
+        expected = torch.zeros_like(own) if own.grad is None else own.grad
+        torch.testing.assert_close(found[index], expected, rtol=1e-5, atol=1e-6)
+        for name, buffer in module.named_buffers():
+            torch.testing.assert_close(buffers[name][index], buffer, rtol=1e-5, atol=1e-6)
+
+
+def test_an_ensemble_replaces_dead_codes_with_gradients() -> None:
+    modules = [torchvq.VectorQuantize(8, 16, threshold_ema_dead_code=2) for _ in range(2)]
+    base, x = copy.deepcopy(modules[0]), torch.randn(2, 3, 5, 8)
+    parameters, buffers = stack_module_state(modules)
+
+    def loss(buffers: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(base, ({}, buffers), (x,)).loss
+
+    torch.vmap(torch.func.grad(loss, argnums=1))(buffers, x)
+    for index, module in enumerate(modules):
+        module(x[index])
+        for name, buffer in module.named_buffers():
+            torch.testing.assert_close(buffers[name][index], buffer, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_per_sample_with_mapped_targets() -> None:
+    module, x = build("vq").eval(), steps("vq")
+    targets = torch.stack([forward(module, part)[1] for part in x])
+
+    def loss(x: Tensor, targets: Tensor) -> Tensor:
+        return module(x, indices=targets)[1]
+
+    found = torch.vmap(torch.func.grad(loss))(x, targets)
+    for index, part in enumerate(x):
+        torch.testing.assert_close(found[index], torch.func.grad(loss)(part, targets[index]))
 
 
 def test_training_under_vmap_needs_a_state_for_each_slice() -> None:

@@ -87,6 +87,64 @@ def test_heads_share_codebooks(tmp_path: Path) -> None:
     run(SharedCodebooks(), x, {0, 1, 2}, tmp_path / "shared.onnx", [x, torch.randn(3, 5, 4)])
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "features"),
+    [
+        ("FSQ", dict(levels=[16] * 15), 15),
+        ("LFQ", dict(codebook_size=2**60, entropy_loss_weight=0), 60),
+    ],
+    ids=["fsq", "lfq"],
+)
+def test_indices_of_more_bits_than_float64_has(
+    name: str, options: dict, features: int, tmp_path: Path
+) -> None:
+    module, x = getattr(torchvq, name)(**options).eval(), torch.randn(2, 50, features)
+    run(Encode(module), x, {2}, tmp_path / "encode.onnx", [x])
+
+
+class Masked(nn.Module):
+    """Codes and indices of a quantizer that is called with a mask."""
+
+    def __init__(self, name: str, options: dict) -> None:
+        super().__init__()
+        self.quantizer = getattr(torchvq, name)(dim=8, codebook_size=16, **options).eval()
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return tuple(self.quantizer(x, mask=mask)[:2])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("VectorQuantize", dict()),
+        ("VectorQuantize", dict(heads=2, codebook_dim=4, separate_codebook_per_head=True)),
+        ("ResidualVQ", dict(num_quantizers=2)),
+        ("SimVQ", dict()),
+    ],
+    ids=["plain", "heads", "residual", "simvq"],
+)
+def test_masks(name: str, options: dict, tmp_path: Path) -> None:
+    module, x, path = Masked(name, options), torch.randn(2, 6, 8), str(tmp_path / "masked.onnx")
+    mask = torch.arange(6) < torch.tensor([[6], [3]])
+    torchvq.onnx.export(module, (x,), path, kwargs={"mask": mask}, verbose=False)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    x[0, 1], x[1, 4] = torch.inf, torch.nan  # a token and padding
+    found = session.run(None, {"x": x.numpy(), "mask": mask.numpy()})
+    for own, expected in zip(found, module(x, mask=mask), strict=True):
+        torch.testing.assert_close(torch.from_numpy(own), expected.detach(), equal_nan=True)
+
+
+@pytest.mark.parametrize("option", [dict(kwargs={"mask": None}), dict(dynamic_shapes=({},))])
+def test_an_exported_program_has_its_inputs(option: dict, tmp_path: Path) -> None:
+    program = torch.export.export(
+        Encode(torchvq.FSQ(levels=[5, 5]).eval()), (torch.randn(1, 2, 2),)
+    )
+    with pytest.raises(
+        ValueError, match=f"expected {next(iter(option))} to be None for an exported"
+    ):
+        torchvq.onnx.export(program, (), str(tmp_path / "encode.onnx"), **option)
+
+
 @pytest.mark.parametrize("row", ["fsq", "lfq"])
 def test_float64_is_refused(row: str, tmp_path: Path) -> None:
     module = trained(row).double()

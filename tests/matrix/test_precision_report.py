@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -35,9 +36,21 @@ def test_precision_report(row: str) -> None:
             assert each.output_difference < torch.finfo(each.dtype).eps
 
 
-def test_a_rounded_projection_is_seen() -> None:
+SCALES = dict(scales=(1, 64, 512), channel_first=False, kmeans_init=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("VectorQuantize", dict(codebook_size=256, codebook_dim=4)),
+        ("FSQ", dict(levels=[255, 255], vqp_compat=True)),  # int32
+        ("HierarchicalVQ", dict(codebook_size=256, **SCALES)),  # a tuple
+    ],
+    ids=["VectorQuantize", "FSQ", "HierarchicalVQ"],
+)
+def test_rounding_is_seen(name: str, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    module = torchvq.VectorQuantize(dim=8, codebook_size=256, codebook_dim=4)
+    module = getattr(torchvq, name)(dim=8, **options)
     rows = torchvq.precision_report(module, torch.randn(4, 512, 8), dtypes=[torch.bfloat16])
     assert all(each.tokens_changed > 0 for each in rows if each.how == "module")
 

@@ -281,6 +281,7 @@ CASES: dict[str, Case] = {
     ),
     "state_hash": Case(([CODES, COUNTS],)),
     "replica_hashes": Case(([CODES, COUNTS],)),
+    "no_second_derivative": Case((CODES, [CODES], "op")),
     "snapshot": Case((CODES,)),
     # Decoding.
     "lookup_codes": Case((CODES, SOME)),

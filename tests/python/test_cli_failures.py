@@ -64,6 +64,10 @@ def folder(made: Path, tmp_path: Path) -> Path:
         ("--seed: expected a whole number", [*FIT, "--seed", str(2**63)]),
         ("--seed: expected a whole number", [*FIT, "--seed", "0x10"]),
         ("--codebook-size: expected", ["fit", "x.npy", "-k", " 7", "-o", "out.safetensors"]),
+        (
+            "--refine-noise: expected 0 with --method lfq",
+            [*FIT, "--method", "lfq", "--refine-noise", "3"],
+        ),
         ("nan is not a number", [*FIT, "--levels", "2", "--refine", "1", "--refine-noise", "nan"]),
         ("expected a name that ends in .safetensors", ["fit", "x.npy", "-k", "8", "-o", "out.npy"]),
         (
@@ -298,8 +302,9 @@ def test_a_file_size_limit_is_an_error_of_one_line(folder: Path) -> None:
     expect_bad_input("File too large", *DECODE, cwd=folder, limit=restrict)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_leaves_no_file_behind(folder: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "QUIT", "XCPU", "ALRM", "USR1", "USR2"])
+def test_a_signal_leaves_no_file_behind(folder: Path, name: str) -> None:
+    number = signal.Signals[f"SIG{name}"]
     np.save(folder / "x.npy", clusters(100000, 32))
     before = set(os.listdir(folder))
     process = subprocess.Popen(

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_support import Array, cli_path, clusters, run, run_json, snapshot
+from safetensors.numpy import save_file
 
 OUT = "out.safetensors"
 
@@ -91,6 +92,25 @@ def test_one_file_is_cut_into_slices(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert (tmp_path / OUT).read_bytes() == (tmp_path / "one.safetensors").read_bytes()
     assert result.stdout.count("wrote") == 1
+
+
+def test_world_size_alone_names_one_file(tmp_path: Path) -> None:
+    """Each process takes its slice, instead of all vectors."""
+    np.save(tmp_path / "x-2.npy", clusters(300, 6))
+    options = ["-k", "16", "--iterations", "3"]
+    run_json("fit", "x-2.npy", *options, "-o", "one.safetensors", cwd=tmp_path)
+    results = together(2, "fit", "x-{world_size}.npy", *options, "-o", OUT, cwd=tmp_path)
+    assert [code for code, _, _ in results] == [0, 0], results
+    assert (tmp_path / OUT).read_bytes() == (tmp_path / "one.safetensors").read_bytes()
+
+
+def test_the_input_of_another_rank_is_not_overwritten(tmp_path: Path) -> None:
+    for rank in range(2):
+        save_file({"x": clusters(100, 4)}, tmp_path / f"part-{rank}.safetensors")
+    before = snapshot(tmp_path)
+    fit = ["fit", "part-{rank}.safetensors", "-k", "8", "-o", "part-1.safetensors"]
+    expect_one_line(together(2, *fit, cwd=tmp_path), "expected another file than the input")
+    assert snapshot(tmp_path) == before
 
 
 def free_port() -> int:

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
+import errno
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
 from torchvq.convert import ConversionError, convert
+from torchvq.convert.__main__ import main
 
 CODES = "quantizer.layers.{}.codebook.embed"
 COUNTS = "quantizer.layers.{}.codebook.cluster_size"
+
+
+OUT = "quantizer.layers.{}.out_proj"
+
+
+def beyond(*shape: int) -> Tensor:
+    """Numbers that are finite in float64 alone."""
+    return torch.full(shape, 1e300, dtype=torch.float64)
 
 
 def stack(**more: Any) -> dict[Any, Any]:
@@ -49,6 +62,15 @@ def test_levels_may_share_their_codes(tmp_path: Path) -> None:
         (COUNTS.format(1), torch.ones(7), r"level 1 to have 8 counts, but got shape \(7,\)"),
         (COUNTS.format(0), torch.full((8,), torch.inf), "level 0 to have finite counts"),
         (CODES.format(1), torch.full((8, 4), torch.nan), "level 1 to have finite codes"),
+        (CODES.format(1), beyond(8, 4), "level 1 to have finite codes in float32"),
+        (COUNTS.format(0), beyond(8), "level 0 to have finite counts in float32"),
+        (COUNTS.format(1), torch.full((8,), 3e38), r"layers\.1\._codebook\.embed_avg to be finite"),
+        (OUT.format(1) + ".weight", beyond(4, 4), r"layers\.1\.project_out\.weight to be finite"),
+        (
+            OUT.format(0) + ".bias",
+            torch.full((4,), torch.nan),
+            r"layers\.0\.project_out\.bias to be",
+        ),
         (CODES.format(0), torch.zeros(0, 4), r"level 0 to have codes \(K, D\)"),
         (CODES.format(0), torch.zeros(8), r"level 0 to have codes \(K, D\), but got shape \(8,\)"),
     ],
@@ -56,8 +78,10 @@ def test_levels_may_share_their_codes(tmp_path: Path) -> None:
 def test_codes_that_cannot_be_used_are_refused(
     key: str, value: Tensor, said: str, tmp_path: Path
 ) -> None:
+    weights = {OUT.format(q) + ".weight": torch.eye(4) for q in range(2)}
+    state = stack() | (weights if "out_proj" in key else {}) | {key: value}
     with pytest.raises(ConversionError, match=said):
-        convert(stack() | {key: value}, tmp_path / "codec.safetensors")
+        convert(state, tmp_path / "codec.safetensors")
     assert not list(tmp_path.iterdir())
 
 
@@ -78,6 +102,91 @@ def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
         (tmp_path / "weights.pt").write_bytes(content)
         with pytest.raises(ConversionError):
             convert(tmp_path / "weights.pt", tmp_path / "codec.safetensors")
+
+
+def test_what_trainers_save_beside_the_weights_is_left_out(tmp_path: Path) -> None:
+    torch.save(stack(), tmp_path / "pytorch_model.bin")
+    for name in ("training_args", "optimizer", "scheduler_1"):
+        torch.save(argparse.Namespace(rate=1), tmp_path / f"{name}.bin")
+    assert len(convert(tmp_path, tmp_path / "codec.safetensors").levels) == 2
+
+
+def test_links_are_followed_and_modes_kept(tmp_path: Path) -> None:
+    link, place, plain = (tmp_path / f"{name}.safetensors" for name in ("link", "place", "plain"))
+    link.symlink_to(place.name)
+    before = os.umask(0o027)
+    try:
+        convert(stack(), link)
+    finally:
+        os.umask(before)
+    assert link.is_symlink() and stat.S_IMODE(place.stat().st_mode) == 0o640
+    place.chmod(0o604)
+    convert(stack(), link)
+    assert link.is_symlink() and stat.S_IMODE(place.stat().st_mode) == 0o604
+    convert(stack(), plain)
+    assert load_file(plain).keys() == load_file(place).keys()
+    assert {path.name for path in tmp_path.iterdir()} == {link.name, place.name, plain.name}
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_pipes_are_written_directly(
+    linked: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(stack(), tmp_path / "weights.pt")
+    pipe, path = tmp_path / "pipe", tmp_path / ("link.safetensors" if linked else "pipe")
+    os.mkfifo(pipe)
+    if linked:
+        path.symlink_to(pipe)
+    # Opened before, so that writing does not wait for a reader; a pipe holds more than this codec.
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert main([str(tmp_path / "weights.pt"), "-o", str(path)]) == 0
+        content = os.read(reader, 1 << 16)
+    finally:
+        os.close(reader)
+    assert load(content)["layers.1._codebook.embed"][0].equal(stack()[CODES.format(1)])
+    assert pipe.is_fifo() and path.is_symlink() == linked
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith(f"wrote {path}: ")
+
+
+def test_a_write_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "codec.safetensors"
+    path.write_bytes(b"old")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match=rf"^cannot write {path}: No space left on device$"):
+        convert(stack(), path)
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("source", ["model/model.safetensors", "model"])
+@pytest.mark.parametrize("output", ["model/model.safetensors", "link.safetensors"])
+def test_the_source_is_not_overwritten(
+    source: str, output: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.parent.mkdir()
+    save_file(stack(), weights)
+    (tmp_path / "link.safetensors").symlink_to(weights)
+    before = weights.read_bytes()
+    assert main([str(tmp_path / source), "-o", str(tmp_path / output)]) == 2
+    said = capsys.readouterr().err
+    assert said == f"torchvq.convert: expected another file than the input {weights}\n"
+    assert weights.read_bytes() == before
+
+
+def test_codecs_end_in_safetensors(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConversionError, match=r"expected path to end in \.safetensors, but got .*codec\.pt$"
+    ):
+        convert(stack(), tmp_path / "codec.pt")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> None:

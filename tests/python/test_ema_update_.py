@@ -381,6 +381,16 @@ def test_ema_update_names_bad_arguments_and_changes_nothing(ema, generator):
     assert all(torch.equal(a, b) for a, b in zip(arguments, before, strict=True))
 
 
+@pytest.mark.parametrize("shared", range(3))
+def test_ema_update_rejects_state_that_shares_memory(shared, generator):
+    state, statistics = list(make_state(generator)), make_statistics(generator)
+    state[shared] = state[shared][:1].expand_as(state[shared])
+    before = [t.clone() for t in state]
+    with pytest.raises(ValueError, match="to have memory of its own for each element"):
+        ops.ema_update_(*state, *statistics, decay=0.8, eps=1e-5)
+    assert all(torch.equal(a, b) for a, b in zip(state, before, strict=True))
+
+
 def test_ema_update_rejects_weights_that_are_not_finite(generator):
     arguments = [*make_state(generator), *make_statistics(generator)]
     before = [t.clone() for t in arguments]

@@ -68,6 +68,14 @@ def test_latent_quantize_ties_take_the_lowest_level():
         assert call(x, values, LEVELS)[1].tolist() == [2 * 12 + 0, 4 * 12 + 0, 0 + 2 * 4 + 0]
 
 
+def test_latent_quantize_never_takes_a_nan():
+    values = torch.tensor([math.nan, 0.0, 1.0, 0.5, -0.25, math.nan, 0.25])
+    x = torch.tensor([[0.9, -1e-20]])
+    for call in (ops.latent_quantize, any_path("latent_quantize")):
+        codes, indices, _ = call(x, values, [3, 4])
+        assert codes.tolist() == [[1.0, -0.25]] and indices.tolist() == [2 + 3 * 1]
+
+
 def test_latent_quantize_paths_agree(generator):
     x, values = problem(generator)
     mask = torch.rand(x.shape[:-1], generator=generator) < 0.7

@@ -137,6 +137,70 @@ def test_codes_before_k_means_are_not_compared(tmp_path: Path, capsys) -> None:
     assert "not compared: k-means has not set the codes yet" in said and "tokens equal" not in said
 
 
+REFERENCE_FAILS = {
+    "ResidualVQ": dict(dim=8, num_quantizers=2, codebook_size=16, accept_image_fmap=True),
+    "GroupedResidualFSQ": dict(levels=[5, 5], dim=8, num_quantizers=2, groups=2, accept_image_fmap=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFERENCE_FAILS)
+def test_what_the_reference_cannot_run_is_converted(name: str, tmp_path: Path, capsys) -> None:
+    """The tables of the page say "fails -> works" of these."""
+    options = ", ".join(f"{key}={value!r}" for key, value in REFERENCE_FAILS[name].items())
+    call, written = f"{name}({options})", tmp_path / "ours.pt"
+    torch.save(getattr(reference, name)(**REFERENCE_FAILS[name]).state_dict(), tmp_path / "s.pt")
+    status, said, _ = run(capsys, tmp_path / "s.pt", "--build", call, "--output", written)
+    assert status == 0 and "not compared: the reference's forward raised " in said
+    ours = getattr(torchvq, name)(**REFERENCE_FAILS[name])
+    ours.load_state_dict(torch.load(written, weights_only=True), strict=True)
+
+
+DOUBLE = """
+import torch
+from vector_quantize_pytorch import VectorQuantize
+
+model = VectorQuantize(dim=8, codebook_size=16).double()
+model.codebook = torch.randn(16, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+"""
+
+
+def test_float64_is_kept(tmp_path: Path, capsys) -> None:
+    (tmp_path / "model.py").write_text(DOUBLE)
+    status, said, _ = run(capsys, tmp_path / "model.py", "--output", tmp_path / "ours.pt")
+    assert status == 0 and "512 of 512 tokens equal" in said
+    found = torch.load(tmp_path / "ours.pt", weights_only=True)["_codebook.embed"]
+    generator = torch.Generator().manual_seed(5)
+    assert torch.equal(found[0], torch.randn(16, 8, dtype=torch.float64, generator=generator))
+
+
+UNPICKLED = """
+import torch
+from torch import nn
+from vector_quantize_pytorch import FSQ
+
+model = nn.Sequential(FSQ([8, 5]), torch.load("whole.pt", weights_only=False))
+"""
+
+
+def test_a_quantizer_that_was_unpickled_is_refused(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save(reference.VectorQuantize(dim=8, codebook_size=16), "whole.pt")
+    Path("model.py").write_text(UNPICKLED)
+    status, _, said = run(capsys, "model.py", "--output", "ours.pt")
+    assert status == 2 and said.startswith(
+        "torchvq.migrate: 1: expected a quantizer that the file builds"
+    )
+    assert said.count("\n") == 1 and not Path("ours.pt").exists()
+
+
+def test_links_in_place_of_the_output_are_followed(tmp_path: Path, capsys) -> None:
+    (tmp_path / "model.py").write_text(DOUBLE)
+    (tmp_path / "link.safetensors").symlink_to("place.safetensors")
+    assert run(capsys, tmp_path / "model.py", "--output", tmp_path / "link.safetensors")[0] == 0
+    assert (tmp_path / "link.safetensors").is_symlink()
+    assert "_codebook.embed" in load_file(tmp_path / "place.safetensors")
+
+
 def test_a_trained_checkpoint(tmp_path: Path, capsys) -> None:
     """Image tokens with a cosine codebook, as a training framework saves them."""
     options = dict(

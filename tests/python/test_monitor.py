@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import warnings
@@ -146,12 +147,29 @@ def test_wrong_arguments_are_told() -> None:
         with pytest.raises(ValueError, match=r"expected module to contain .* but got \w+ without"):
             Monitor(module)
     assert set(Monitor(nn.ModuleList([fixed, VectorQuantize(4, 8)])).quantizers) == {"1"}
-    with pytest.raises(ValueError, match="expected every to be at least 1, but got 0"):
-        Monitor(Model(), every=0)
-    with pytest.raises(ValueError, match="expected the window of limits to be at least 1"):
-        Monitor(Model(), limits=CollapseLimits(window=0))
     with pytest.raises(ValueError, match="expected json_lines for a plot"):
         Monitor(Model()).plot("never.png")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (dict(every=0), ValueError, "every to be at least 1, but got 0"),
+        (dict(every=1.5), TypeError, "every to be an integer, but got 1.5"),
+        (dict(every=math.nan), TypeError, "every to be an integer, but got nan"),
+        (dict(every=None), TypeError, "every to be an integer, but got None"),
+        (dict(window=0), ValueError, "the window of limits to be at least 1, but got 0"),
+        (dict(window=1.5), TypeError, "the window of limits to be an integer, but got 1.5"),
+        (dict(perplexity_fall=5), ValueError, r"perplexity_fall of limits to be in \[0, 1\]"),
+        (dict(dead=-1), ValueError, r"dead of limits to be in \[0, 1\], but got -1"),
+        (dict(churn=math.nan), ValueError, r"churn of limits to be in \[0, 1\], but got nan"),
+    ],
+)
+def test_numbers_out_of_range_are_told(arguments: Any, error: Any, message: str) -> None:
+    if "every" not in arguments:
+        arguments = dict(limits=CollapseLimits(**arguments))
+    with pytest.raises(error, match=f"^Monitor: expected {message}"):
+        Monitor(VectorQuantize(DIM, 8), **arguments)
 
 
 # Reading and drawing -----------------------------------------------------------------------------------------------

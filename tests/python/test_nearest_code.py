@@ -131,7 +131,10 @@ def test_nearest_code_never_chooses_what_is_not_finite(search, rows):
     assert search(x, codebook, topk=4)[0].tolist() == [[3, 2, 0, 1]] * rows
     assert search(x, codebook[:2])[0].tolist() == [0] * rows
     for bad in (nan, inf, -inf):
-        assert search(x, codebook, bias=torch.tensor([0, 0, 0, bad]))[0].tolist() == [2] * rows
+        bias = torch.tensor([0, 0, 0, bad], dtype=torch.float64)
+        assert search(x.double(), codebook.double(), bias=bias)[0].tolist() == [2] * rows
+        assert search(x, codebook, bias=bias.float())[0].tolist() == [2] * rows
+        assert not bias[3].isfinite()
 
 
 @pytest.mark.parametrize("topk", [None, 2])

@@ -428,6 +428,7 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "scalar_perturb_backward": ((X, X, integers(9, 2, 9), "tanh", "unit"), {}),
     "token_moments_backward": ((normal(17), X, ops.token_moments(X), MASK), {}),
     "moment_loss_backward": ((normal(), ops.token_moments(X)[None], [0.0] * 4, [1.0] * 4), {}),
+    "no_second_derivative": ((X, [X], "sign_entropy"), {}),
     "sign_entropy_forward": ((X,), dict(sharpness=4.0, mask=MASK, wanted=True)),
 }
 

@@ -377,7 +377,25 @@ def test_bad_arguments_are_named_and_change_nothing(replace_dead_codes_, generat
             (*state, x, counts, rng),
             {"threshold": -1.0},
             ValueError,
-            "expected threshold to be at least 0",
+            "expected threshold to be in",
+        ),
+        (
+            (*state, x, counts, rng),
+            {"threshold": math.inf},
+            ValueError,
+            r"expected threshold to be in \[0, 2\^63\], but got inf",
+        ),
+        (
+            (*state, x, counts, rng),
+            {"threshold_fraction": 1e300},
+            ValueError,
+            "expected threshold_fraction to be in",
+        ),
+        (
+            (state[0], state[1][:, :1].expand_as(state[1]), *state[2:], x, counts, rng),
+            {},
+            ValueError,
+            "expected embed_avg to have memory of its own for each element",
         ),
         (
             (*state, x, counts, rng),

@@ -188,6 +188,7 @@ def test_totals_of_parts_add_up_to_the_whole(generator):
         ({"x": torch.ones(1, 2, 63)}, ValueError, "1 to 62 features"),
         ({"sharpness": -1.0}, ValueError, "sharpness"),
         ({"sharpness": float("nan")}, ValueError, "sharpness"),
+        ({"sharpness": 1e39}, ValueError, "sharpness to be at most"),
         ({"mask": torch.ones(1, 2)}, TypeError, "mask"),
         ({"mask": torch.ones(1, 3) > 0}, ValueError, "mask"),
         ({"totals": torch.ones(1, 10)}, ValueError, "totals to have size 11"),

@@ -77,6 +77,8 @@ def test_absent_and_empty():
         (lambda: ops.sign_quantize(torch.ones(())), ValueError, "1 to 62 features"),
         (lambda: ops.sign_quantize(torch.ones(2), scale=0.0), ValueError, "finite and positive"),
         (lambda: ops.sign_quantize(torch.ones(2), scale=float("nan")), ValueError, "finite"),
+        (lambda: ops.sign_quantize(torch.ones(2), scale=1e300), ValueError, "scale to be at most"),
+        (lambda: ops.sign_decode(torch.tensor([1]), 3, scale=1e39), ValueError, "scale to be at"),
         (lambda: ops.sign_decode(torch.ones(2), 3), TypeError, "indices to be Long"),
         (lambda: ops.sign_decode(torch.tensor([8]), 3), IndexError, r"\[-1, 8\), but got 8"),
         (lambda: ops.sign_decode(torch.tensor([-2]), 3), IndexError, "but got -2"),

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import pickle
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from torchvq import HierarchicalVQ, ResidualVQ, VectorQuantize
+from torchvq import GroupedResidualVQ, HierarchicalVQ, ResidualVQ, VectorQuantize
 
 DIM, EVERY = 6, 3
 KINDS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
@@ -195,6 +197,33 @@ def test_codes_that_are_set_begin_anew() -> None:
     train(module, range(EVERY))
     train(fresh, range(EVERY))
     assert_same(learnt(module), learnt(fresh))
+
+
+SHARED: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+    "residual": (ResidualVQ, dict(num_quantizers=3)),
+    "affine": (ResidualVQ, dict(num_quantizers=3, affine_param=True)),
+    "grouped": (GroupedResidualVQ, dict(groups=2, num_quantizers=2)),
+}
+
+
+@pytest.mark.parametrize("dead", [0.0, 2.0])
+@pytest.mark.parametrize("kind", SHARED)
+def test_shared_codebooks_go_on_from_safetensors(kind: str, dead: float, tmp_path: Path) -> None:
+    make, own = SHARED[kind]
+    shared = dict(shared_codebook=True, sync_every=EVERY, threshold_ema_dead_code=dead)
+    original, resumed = (make(dim=DIM, codebook_size=8, **shared, **own) for _ in range(2))
+    for step in range(EVERY + 1):
+        original(tokens(step))
+    file = tmp_path / "model.safetensors"
+    safetensors.torch.save_model(original, str(file))
+    safetensors.torch.load_model(resumed, str(file))
+    assert_same(everything(resumed), everything(original))
+
+
+def test_a_name_that_a_checkpoint_lacks_is_missing() -> None:
+    module = build(sync_every=EVERY, threshold_ema_dead_code=1)
+    missing, _ = module.load_state_dict({}, strict=False)
+    assert set(missing) == set(module.state_dict())
 
 
 def test_casts_leave_the_candidates_wide() -> None:

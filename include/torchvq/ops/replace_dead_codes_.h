@@ -18,8 +18,8 @@ struct DeadCodeOptions {
   /// The threshold as a fraction of the mean cluster size, which does not depend on batch or
   /// codebook size; the larger of the two thresholds applies. Default: 0.
   double threshold_fraction = 0;
-  /// Cluster size of a replaced code, finite, >= 0; at least the threshold is used. A larger value
-  /// lets the code live longer without tokens. Default: 2.
+  /// Cluster size of a replaced code; at least the threshold is used. A larger value lets the code
+  /// live longer without tokens. Default: 2. All three are in [0, 2^63].
   double reset_cluster_size = 2;
   /// Number of calls after a replacement in which the code is not replaced again, >= 0. Default: 0.
   int64_t cooldown_steps = 0;

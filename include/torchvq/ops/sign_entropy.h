@@ -25,7 +25,7 @@ namespace torchvq::ops {
 /// Parity       the entropies of LFQ in the reference, whose logarithm is clamped at 1e-5
 ///
 /// @param x          (H, N, D), floating point, any strides; D in [1, 62].
-/// @param sharpness  finite and non-negative.
+/// @param sharpness  finite in the dtype of the computation, and non-negative.
 /// @param mask       (H, N) or (N,), bool; True marks a real token. Padding may hold anything.
 /// @param totals     the sum over ranks of sign_entropy_totals(): means are then over the tokens of
 ///                   all ranks. Default: those of this process.

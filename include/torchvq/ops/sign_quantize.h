@@ -17,7 +17,7 @@ namespace torchvq::ops {
 /// Paper        Yu et al. 2023, Language Model Beats Diffusion, arXiv:2310.05737, equations 3 and 4
 ///
 /// @param x      (*, D), floating point, any strides; D in [1, 62].
-/// @param scale  finite and positive.
+/// @param scale  positive, and finite in the dtype of the codes.
 /// @return       codes (*, D), float64 for float64 x, otherwise float32; indices (*), int64.
 ///
 /// Gradient     none; straight_through() gives the codes one.

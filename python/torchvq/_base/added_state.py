@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base.affine_map import AFFINE_FLAGS, AFFINE_STATE
+from torchvq._base.kept_statistics import is_stored
 from torchvq._base.random_state import fresh_rng
 from torchvq._base.wide_buffers import WideBuffers
 
@@ -24,8 +25,7 @@ class AddedState(WideBuffers):
     ) -> None:
         missing: list[str] = args[1]
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
-        # Savers that drop further names of a tensor store a shared codebook only under its first name.
-        if any(key.startswith(prefix) for key in state_dict):
+        if is_stored(state_dict, prefix):
             lacking = {name for name in ADDED_STATE if prefix + name in missing}
             for name in lacking:
                 missing.remove(prefix + name)

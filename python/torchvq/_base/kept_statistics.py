@@ -14,6 +14,15 @@ from torchvq._base.wide_buffers import WideBuffers, keeps_dtype
 KEPT = ("kept_steps", "kept_counts", "kept_sums", "kept_exponents", "kept_candidates")
 
 
+def is_stored(state_dict: dict[str, Any], prefix: str) -> bool:
+    """Whether a checkpoint holds a codebook under this name.
+
+    Savers that drop further names of a tensor store a shared codebook only under its first name, except for empty
+    tensors, which they cannot tell apart: ``kept_candidates`` may be under every name.
+    """
+    return any(key.startswith(prefix) and key != prefix + KEPT[-1] for key in state_dict)
+
+
 def _kept_part(place: int) -> property:
     def part(self: "KeptStatistics") -> Tensor:
         if not self._kept:
@@ -136,12 +145,16 @@ class KeptStatistics(WideBuffers):
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        missing: list[str] = args[1]
         unexpected: list[str] = args[2]
         for name in KEPT:
             if prefix + name in unexpected:
                 # A checkpoint with kept statistics also loads into a module that keeps none.
                 unexpected.remove(prefix + name)
-        if self._kept and any(key.startswith(prefix) for key in state_dict):
+        if not is_stored(state_dict, prefix):
+            pairs = zip(KEPT, self._kept, strict=False)
+            missing += [prefix + name for name, kept in pairs if kept.numel()]
+        elif self._kept:
             found = [state_dict.get(prefix + name) for name in KEPT]
             # Copies, because the checkpoint may hold this module's own tensors.
             self._load_kept([None if value is None else value.clone() for value in found])

@@ -64,6 +64,11 @@ REGISTER_NAMEDTUPLE = Part(
 IS_BATCHED = Part(
     "torch._C._functorch", "is_batchedtensor", "torch.vmap of modules that train does not work"
 )
+IS_WRAPPED = Part(
+    "torch._C._functorch",
+    "is_functorch_wrapped_tensor",
+    "torch.vmap of modules that train does not work",
+)
 UNWRAPPED = Part(
     "torch._C._functorch", "get_unwrapped", "torch.vmap of modules that train does not work"
 )
@@ -142,6 +147,7 @@ PARTS = (
     RESOLVE_GROUP,
     REGISTER_NAMEDTUPLE,
     IS_BATCHED,
+    IS_WRAPPED,
     UNWRAPPED,
     GRAPH_TASK,
     SAVED_TENSOR_HOOKS,
@@ -208,12 +214,22 @@ _register_namedtuple = REGISTER_NAMEDTUPLE.get_or(lambda output, serialized_type
 
 # torch.vmap --------------------------------------------------------------------------------------------------------
 
-is_mapped: Callable[[Tensor], bool] = IS_BATCHED.get_or(lambda tensor: False)
-"""Whether the tensor stands for slices that may differ."""
+_is_batched: Callable[[Tensor], bool] = IS_BATCHED.get_or(lambda tensor: False)
+_is_wrapped: Callable[[Tensor], bool] = IS_WRAPPED.get_or(_is_batched)
+
+
+def is_mapped(tensor: Tensor) -> bool:
+    """Whether the tensor stands for slices that may differ."""
+    if _is_batched(tensor) or torch.compiler.is_compiling():
+        return _is_batched(tensor)
+    # Inside of torch.func.grad every tensor has a layer more.
+    return _is_wrapped(tensor) and is_mapped(UNWRAPPED.get()(tensor))
 
 
 def unmapped(tensor: Tensor) -> Tensor:
     """The slices of a mapped tensor, as one tensor."""
+    while not _is_batched(tensor):
+        tensor = UNWRAPPED.get()(tensor)
     return UNWRAPPED.get()(tensor)
 
 

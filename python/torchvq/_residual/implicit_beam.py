@@ -8,15 +8,13 @@ from torch import Tensor
 from torchvq._base.ranks import noise_rng
 from torchvq._codebook.search import stored_codes
 from torchvq._residual.calls import sampling_temperature
+from torchvq._residual.implicit_codebook import blocks_of
 
 if TYPE_CHECKING:
     from torchvq._residual.levels import StackRequest
     from torchvq.residual_vq import ResidualVQ
 
 _ops = torch.ops.torchvq
-
-# Numbers in memory at once while the codes of a block of paths are computed: 32 MiB in float32.
-_BLOCK = 1 << 23
 
 
 class Paths(NamedTuple):
@@ -45,10 +43,9 @@ def extend_implicit(
     """
     codebook = rvq.levels[index]._codebook
     base = stored_codes(codebook, paths.residual.dtype).detach()[:, None, None]
-    width = paths.score.shape[2]
-    step = max(1, _BLOCK // (base.numel() * width))
+    samples = sampling_temperature(rvq, request.temperature) != 0
+    blocks = blocks_of(paths, base.numel() * paths.score.shape[2], samples)
     weights = rvq.beam_weights
-    blocks = zip(*(torch.split(tensor, step, 1) for tensor in paths), strict=True)
     found = []
     with torch.no_grad():
         for number, tensors in enumerate(blocks):

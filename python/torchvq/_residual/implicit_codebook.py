@@ -1,5 +1,7 @@
 """Codebooks that depend on what was decoded so far: QINCo (Huijben et al. 2024, arXiv:2401.14732)."""
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -95,14 +97,12 @@ def _search(
     temperature: float,
     rng: Tensor,
 ) -> Tensor:
-    heads, codebook_size, dim = base.shape
-    rows = max(1, _BLOCK // (heads * codebook_size * dim))
+    samples = layer.training and layer.stochastic_sample_codes
+    blocks = blocks_of((residual, condition), base.numel(), samples)
     found = []
-    for block, (x, given) in enumerate(
-        zip(torch.split(residual, rows, 1), torch.split(condition, rows, 1), strict=True)
-    ):
+    for block, (x, given) in enumerate(blocks):
         codes = mlp.rows(base.unsqueeze(1), given.unsqueeze(2))
-        if layer.training and layer.stochastic_sample_codes:
+        if samples:
             # Each token is passed as a head with one token, because it has its own codes.
             sampled = _ops.sample_codes(
                 x.flatten(0, 1).unsqueeze(1),
@@ -116,6 +116,24 @@ def _search(
         else:
             found.append(_ops.quantize(x, codes, rng, estimator="none")[1])
     return torch.cat(found, 1)
+
+
+def blocks_of(
+    tensors: Sequence[Tensor], numbers: int, samples: bool
+) -> Iterator[tuple[Tensor, ...]]:
+    """Blocks of tokens (H, T, ...), of which each takes that many numbers in memory.
+
+    A graph for any number of tokens cannot count blocks: it takes all tokens as one, unless they draw, which they do by
+    block.
+    """
+    if not samples and torch.compiler.is_compiling():
+        # Imports sympy, which takes a second.
+        from torch.fx.experimental.symbolic_shapes import has_static_value
+
+        if not has_static_value(tensors[0].shape[1]):
+            return iter([tuple(tensors)])
+    rows = max(1, _BLOCK // numbers)
+    return zip(*(torch.split(tensor, rows, 1) for tensor in tensors), strict=True)
 
 
 def own_codes(mlp: MLP, condition: Tensor, base: Tensor) -> Tensor:

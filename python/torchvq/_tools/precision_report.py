@@ -112,12 +112,21 @@ def _parts(result: Any) -> tuple[Tensor, Tensor | None, Tensor]:
         return nothing, result, nothing
     output, *others = result
     losses = [each for each in others if isinstance(each, Tensor) and each.is_floating_point()]
-    indices = [each for each in others if isinstance(each, Tensor) and each.dtype == torch.long]
+    indices = [found for each in others if (found := _indices(each)) is not None]
     # Some classes, and BinaryMapper at its threshold, have no differentiable loss: use the mean square of the output.
     total = torch.stack([each.float().sum() for each in losses]).sum() if losses else None
     if total is None or not total.requires_grad:
         total = output.float().square().mean()
     return output, (indices[0] if indices else None), total
+
+
+def _indices(part: Any) -> Tensor | None:
+    """A part of the output, if it is indices: a tensor, or one of each scale, as one row."""
+    parts = part if isinstance(part, tuple) else (part,)
+    whole = (torch.int32, torch.int64)
+    if not parts or not all(isinstance(each, Tensor) and each.dtype in whole for each in parts):
+        return None
+    return torch.cat([each.flatten() for each in parts])
 
 
 def _compared(dtype: torch.dtype, how: str, found: _Run, expected: _Run) -> Precision:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
 from torchvq.adapters._frozen import freeze, thaw
-from torchvq.adapters._registry import Adapter, adapted_class, original_class
+from torchvq.adapters._registry import (
+    Adapter,
+    adapted_class,
+    is_joined,
+    original_class,
+    restored_class,
+)
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _NUMBER = re.compile(r"\b\d+\b")
@@ -56,7 +62,7 @@ def describe(model: nn.Module) -> Description:
     """
     rows = Description()
     for path, module, target in _quantizers(_checked("describe", model)):
-        adapter = next(base for base in target.__mro__[1:] if issubclass(base, Adapter))
+        adapter = target._torchvq_adapter
         kind, by = original_class(module), f"{adapter.__module__}.{adapter.__qualname__}"
         rows.append(
             Found(path, f"{kind.__module__}.{kind.__qualname__}", by, isinstance(module, Adapter))
@@ -70,7 +76,8 @@ def adapt(model: _Model, *, frozen: bool = False) -> _Model:
     In evaluation they search by :func:`torchvq.ops.nearest_code` and :func:`torchvq.ops.residual_encode`: exact in
     float32, in float64 for float64, and in float32 for half precision. In training they do what they did before.
     Parameters, buffers, names, hooks, dtypes and devices stay as they are: a module gets another class, which is a
-    subclass of its own. A second call changes nothing but ``frozen``.
+    subclass of its own. A second call changes nothing but ``frozen``, also if FSDP2 or a parametrization has given the
+    module yet another class in between.
 
     Args:
         model: Any ``torch.nn.Module``, a quantizer itself included.
@@ -103,19 +110,25 @@ def adapt(model: _Model, *, frozen: bool = False) -> _Model:
 def restore(model: _Model) -> _Model:
     """Puts back what :func:`adapt` has exchanged, in place; a model without is left as it is.
 
+    What FSDP2 and parametrizations have added since stays.
+
     Raises:
         TypeError: when the model is no ``torch.nn.Module``.
     """
     for module in _checked("restore", model).modules():
         if isinstance(module, Adapter):
             thaw(module)
-            module.__class__ = original_class(module)  # type: ignore[assignment]
+            module.__class__ = restored_class(type(module))
     return model
 
 
-def _quantizers(model: nn.Module) -> Iterator[tuple[str, nn.Module, type[nn.Module]]]:
+def _quantizers(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
+    """Paths, modules, and the classes that these get."""
     for path, module in model.named_modules():
-        target = adapted_class(original_class(module))
+        cls = type(module)
+        # A class that a wrapper has derived from ours is as it should be.
+        wrapped = hasattr(cls, "_torchvq_original") and not is_joined(cls)
+        target = cls if wrapped else adapted_class(original_class(module))
         if target is not None:
             yield path, module, target
 

@@ -16,6 +16,8 @@ _Adapter = TypeVar("_Adapter", bound="type[Adapter]")
 # By qualified name, so that no package is imported before its user imports it.
 _adapters: dict[str, type[Adapter]] = {}
 _joined: dict[tuple[type[nn.Module], type[Adapter]], type[nn.Module]] = {}
+# What Python itself adds to the body of every class.
+_OF_EACH_CLASS = ("__dict__", "__weakref__")
 
 
 class Adapter(nn.Module):
@@ -40,6 +42,8 @@ class Adapter(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles name the original class, because the joined one cannot be imported."""
         reduced: Any = super().__reduce_ex__(protocol)
+        if not is_joined(type(self)):  # a wrapper has derived this class, and says how it is copied
+            return reduced
         return (_rebuild, (original_class(self),), *reduced[2:])
 
 
@@ -52,7 +56,8 @@ def register(target: type[nn.Module] | str) -> Callable[[_Adapter], _Adapter]:
             adapter's methods anew.
 
     Raises:
-        TypeError: when what is decorated is no subclass of :class:`Adapter`, or defines no method.
+        TypeError: when what is decorated is no subclass of :class:`Adapter`, defines no method, or defines a static
+            method, a class method or a property, which would replace the module's in training as well.
     """
     name = target if isinstance(target, str) else _name(target)
 
@@ -61,6 +66,7 @@ def register(target: type[nn.Module] | str) -> Callable[[_Adapter], _Adapter]:
             raise TypeError(
                 f"register: expected a subclass of torchvq.adapters.Adapter, but got {adapter!r}"
             )
+        _check_kinds(adapter)
         if not _methods(adapter):
             raise TypeError(
                 f"register: expected {adapter.__name__} to define a method, but got none"
@@ -83,8 +89,23 @@ def adapted_class(original: type[nn.Module]) -> type[nn.Module] | None:
 
 
 def original_class(module: nn.Module) -> type[nn.Module]:
-    """The class of a module before it was adapted; its own class if it was not."""
-    return vars(type(module)).get("_torchvq_original", type(module))
+    """The class of a module before it was adapted, also if a wrapper has derived another since; or its own class."""
+    return getattr(type(module), "_torchvq_original", type(module))
+
+
+def is_joined(cls: type) -> bool:
+    """Whether a class is one that :func:`adapted_class` returns, not one derived from it."""
+    return "_torchvq_original" in vars(cls)
+
+
+def restored_class(cls: Any) -> Any:
+    """A class without its adapter. Those that FSDP2 and parametrizations derive from ours are made anew, without it."""
+    if not hasattr(cls, "_torchvq_original"):
+        return cls
+    if is_joined(cls):
+        return cls._torchvq_original
+    body = {name: value for name, value in vars(cls).items() if name not in _OF_EACH_CLASS}
+    return type(cls)(cls.__name__, tuple(map(restored_class, cls.__bases__)), body)
 
 
 def _adapter_of(original: type[nn.Module]) -> type[Adapter] | None:
@@ -104,9 +125,8 @@ def _join(original: type[nn.Module], adapter: type[Adapter]) -> type[nn.Module]:
         if hasattr(original, name)
     }
     # The original name stays, because packages identify classes by it: in repr, in lists of modules not to be split.
-    body |= dict(
-        _torchvq_original=original, __module__=original.__module__, __doc__=original.__doc__
-    )
+    body |= dict(__module__=original.__module__, __doc__=original.__doc__)
+    body |= dict(_torchvq_original=original, _torchvq_adapter=adapter)
     return type(original.__name__, (adapter, original), body)
 
 
@@ -123,13 +143,27 @@ def _in_evaluation(method: Callable[..., Any], original: Callable[..., Any]) -> 
 
 def _methods(adapter: type[Adapter]) -> dict[str, Callable[..., Any]]:
     """The methods of an adapter and its bases up to `Adapter`, without dunder methods."""
-    found: dict[str, Callable[..., Any]] = {}
+    return {
+        name: value
+        for name, value in _contents(adapter).items()
+        if isinstance(value, types.FunctionType)
+    }
+
+
+def _check_kinds(adapter: type[Adapter]) -> None:
+    """Refuses what is looked up on the class, where nothing tells training from evaluation."""
+    for name, value in _contents(adapter).items():
+        if hasattr(value, "__get__") and not isinstance(value, types.FunctionType):
+            raise TypeError(
+                f"register: expected {adapter.__name__}.{name} to be a plain method, but got a {type(value).__name__}"
+            )
+
+
+def _contents(adapter: type[Adapter]) -> dict[str, Any]:
+    """What an adapter and its bases up to `Adapter` define, without dunder names."""
+    found: dict[str, Any] = {}
     for base in reversed(adapter.__mro__[: adapter.__mro__.index(Adapter)]):
-        found |= {
-            name: value
-            for name, value in vars(base).items()
-            if isinstance(value, types.FunctionType) and not name.startswith("__")
-        }
+        found |= {name: value for name, value in vars(base).items() if not name.startswith("__")}
     return found
 
 

@@ -1,6 +1,7 @@
 """``python -m torchvq.convert``: the quantizer of a tokenizer's checkpoint as a codec."""
 
 import argparse
+import os
 import sys
 
 from torchvq.convert._codec import Codec, ConversionError, Stack
@@ -23,7 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (ConversionError, OSError) as error:
         print(f"torchvq.convert: {error}", file=sys.stderr)
         return 2
-    print(f"wrote {given.output}: {_summary(codec)}")
+    # A pipe may be standard output itself, where the codec is.
+    place = sys.stdout if os.path.isfile(given.output) else sys.stderr
+    print(f"wrote {given.output}: {_summary(codec)}", file=place)
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from torchvq.convert._codec import ConversionError
 
 # Keys under which packages nest the state dict in their checkpoints.
 _INSIDE = ("state_dict", "best_state", "model")
+# What trainers save beside the weights.
+_BESIDE = re.compile(r"(training_args|optimizer|scheduler|scaler|sampler|rng_state)(_\d+)?")
 # What torch's reader of tensors raises for files of other kinds.
 _UNREADABLE = (
     *(pickle.UnpicklingError, RuntimeError, EOFError, ValueError),
@@ -24,19 +27,22 @@ _UNREADABLE = (
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a directory or a file, and the content of its config.json, empty if there is none."""
+    state: dict[str, Tensor] = {}
+    for file in files_of(path):
+        state |= _load(file)
+    return state, _config(path if path.is_dir() else path.parent)
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files with the tensors of a directory or a file."""
     if not path.exists():
         raise ConversionError(f"expected {path} to be a directory or a file, but it does not exist")
-    folder = path if path.is_dir() else path.parent
-    files = _weights(path) if path.is_dir() else [path]
-    state: dict[str, Tensor] = {}
-    for file in files:
-        state |= _load(file)
-    return state, _config(folder)
+    return _weights(path) if path.is_dir() else [path]
 
 
 def _weights(folder: Path) -> list[Path]:
     for pattern in ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.th"):
-        found = sorted(folder.glob(pattern))
+        found = [file for file in sorted(folder.glob(pattern)) if not _BESIDE.fullmatch(file.stem)]
         # Prefer model.safetensors to variants beside it, such as model.fp16.safetensors.
         plain = [file for file in found if file.stem.count(".") == 0]
         if plain or found:

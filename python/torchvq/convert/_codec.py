@@ -74,7 +74,7 @@ class Codec:
         )
 
     def check(self) -> None:
-        """Raises ConversionError unless all levels have finite codes, and counts and maps that fit them."""
+        """Raises ConversionError unless all levels have codes finite in float32, and counts and maps that fit them."""
         for number, level in enumerate(self.levels):
             codes, counts = level.codebook, level.counts
             if codes.dim() != 2 or codes.numel() == 0:
@@ -82,8 +82,8 @@ class Codec:
             if counts is not None and counts.shape != codes.shape[:1]:
                 _refuse(number, f"to have {codes.shape[0]} counts", f"shape {tuple(counts.shape)}")
             for name, tensor in (("codes", codes), ("counts", counts)):
-                if tensor is not None and not tensor.isfinite().all():
-                    _refuse(number, f"to have finite {name}", "NaN or infinity")
+                if tensor is not None and not tensor.float().isfinite().all():
+                    _refuse(number, f"to have finite {name} in float32", "NaN or infinity")
         parts: list[Stack | Level] = [*self.stacks, *self.levels]
         for own in [own for part in parts for own in (part.into, part.out)]:
             if own is not None and own.bias is not None and own.bias.shape != own.weight.shape[:1]:
@@ -93,11 +93,20 @@ class Codec:
                 )
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the file, float32; copies, as a file cannot hold two names for one memory."""
-        found = self._plain_tensors() if self.plain else self._projected_tensors()
+        """The tensors of the file, float32; copies, as a file cannot hold two names for one memory.
+
+        Raises:
+            ConversionError: when one of them is not finite.
+        """
+        found = dict(self._plain_tensors() if self.plain else self._projected_tensors())
+        for name, tensor in found.items():
+            if not tensor.isfinite().all():
+                raise ConversionError(
+                    f"expected {name} to be finite in float32, but got NaN or infinity"
+                )
         return {
             name: tensor.detach().clone(memory_format=torch.contiguous_format)
-            for name, tensor in found
+            for name, tensor in found.items()
         }
 
     def metadata(self) -> dict[str, str]:

@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchvq.convert._checkpoints import read, tensors_in
+from torchvq.convert._checkpoints import files_of, read, tensors_in
 from torchvq.convert._codec import Codec, ConversionError
+from torchvq.convert._output import check_output, write
 from torchvq.convert._state import codec_of_state
 
 
@@ -30,7 +31,7 @@ def convert(
     Args:
         source: A model, adapted or not; its state dict; a directory that ``save_pretrained`` wrote; a .safetensors,
             .bin, .pt, .pth or .th file of such a state dict.
-        path: The .safetensors file to write.
+        path: The .safetensors file to write, as the command line writes files (docs/cli.md), or a pipe or a device.
         metric: ``"euclidean"`` or ``"cosine"``, where the names of the tensors do not tell it. Default: what they, the
             model or the config.json beside the file tell.
         prefix: What the names of the quantizer's tensors begin with, for models that have several. Default: any.
@@ -40,22 +41,20 @@ def convert(
 
     Raises:
         ConversionError: a ValueError of one sentence, when there is no quantizer, when there are several, for what a
-            codec of vectors cannot say (levels at several rates, as SNAC has them), and for codes and counts that are
-            not finite or do not fit each other. Nothing is written.
+            codec of vectors cannot say (levels at several rates, as SNAC has them), for codes, counts and maps that
+            are not finite in float32 or do not fit each other, and for a path that is a file of the source or does not
+            end in .safetensors. Nothing is written.
         OSError: when the file cannot be written.
     """
     if metric not in (None, "euclidean", "cosine"):
         raise ConversionError(f"expected metric to be euclidean or cosine, but got {metric}")
+    check_output(path, files_of(Path(source)) if isinstance(source, (str, os.PathLike)) else [])
     state, strides, by_angle = _facts(source)
     _check_strides(strides, state, prefix)
     codec = codec_of_state(state, metric or ("cosine" if by_angle else None), prefix)
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
-    try:
-        save_file(codec.tensors(), path, codec.metadata())
-    except SafetensorError as error:
-        raise OSError(f"cannot write {os.fspath(path)}: {error}") from error
+    write(path, save(codec.tensors(), codec.metadata()))
     return codec
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchvq.convert._output import write
 from torchvq.migrate._convert import (
     Found,
     MigrationError,
+    NotCompared,
     agreement,
     converted,
     model_of_call,
@@ -146,7 +148,11 @@ def _report(found: Found, compat: bool | None) -> tuple[nn.Module, bool]:
     if not all(value for name, value in ours.state_dict().items() if name.endswith("initted")):
         print("  not compared: k-means has not set the codes yet")
         return ours, True
-    agrees = agreement(found, ours)
+    try:
+        agrees = agreement(found, ours)
+    except NotCompared as error:
+        print(f"  not compared: the reference's forward raised {error}")
+        return ours, True
     output = (
         "" if agrees.difference is None else f", outputs differ by at most {agrees.difference:.2g}"
     )
@@ -177,7 +183,7 @@ def _read_state(path: str) -> dict[str, Any]:
 
 def _write(state: Mapping[str, Any], path: str) -> None:
     if path.endswith(".safetensors"):
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         # Clone, because safetensors refuses tensors that share memory, as the codebooks that levels share do.
         tensors = {
@@ -185,7 +191,7 @@ def _write(state: Mapping[str, Any], path: str) -> None:
             for name, value in state.items()
             if isinstance(value, Tensor)
         }
-        save_file(tensors, path)
+        write(path, save(tensors))
     else:
         torch.save(dict(state), path)
     print(f"written: {path}")

@@ -55,6 +55,10 @@ class Found:
         )
 
 
+class NotCompared(Exception):
+    """The reference does not run with these options; the message says what it raised."""
+
+
 class Agreement(NamedTuple):
     """A comparison of both modules on the same random tokens, in evaluation."""
 
@@ -189,12 +193,17 @@ def quantizers_of(model: nn.Module) -> list[Found]:
     classes = tuple(getattr(_reference(), name) for name in _names())
     for path, module in model.named_modules():
         inside = any(path.startswith(f"{other.path}.") or other.path == "" for other in found)
-        if inside or not isinstance(module, classes) or _OPTIONS not in module.__dict__:
+        if inside or not isinstance(module, classes):
             continue
         if type(module) not in classes:
             raise MigrationError(
                 f"expected the reference's own classes, but {path or 'the model'} is a {type(module).__name__}, "
                 "which is derived from one; derive it from torchvq's instead"
+            )
+        if _OPTIONS not in module.__dict__:
+            raise MigrationError(
+                f"{path or 'the model'}: expected a quantizer that the file builds, but got one that was unpickled, "
+                "which does not say its options; build it in the file and load its state dict, or use --build"
             )
         found.append(Found(path, module, module.__dict__[_OPTIONS]))
     return found
@@ -216,6 +225,8 @@ def converted(found: Found, compat: bool | None = None) -> nn.Module:
     except (TypeError, ValueError, NotImplementedError) as error:
         raise MigrationError(f"{found.call()}: {error}") from error
     state = {name: value.detach().clone() for name, value in found.module.state_dict().items()}
+    if any(value.dtype == torch.float64 for value in state.values()):
+        ours.double()
     try:
         ours.load_state_dict(state, strict=True)
     except RuntimeError as error:
@@ -227,17 +238,23 @@ def converted(found: Found, compat: bool | None = None) -> nn.Module:
 
 
 def agreement(found: Found, ours: nn.Module) -> Agreement:
-    """Compares both on the same random tokens, in evaluation."""
+    """Compares both on the same random tokens, in evaluation.
+
+    Raises:
+        NotCompared: when the reference fails.
+    """
     options = found.with_defaults()
     x = torch.randn(_shape_of(options), generator=torch.Generator().manual_seed(0))
     keywords = (
         {"deterministic": True, "return_indices": True} if found.name == "BinaryMapper" else {}
     )
-    results = []
-    for module in (found.module, ours):
-        twin = copy.deepcopy(module).float().eval()
-        with torch.no_grad():
-            results.append(twin(x, **keywords))
+    twins = [copy.deepcopy(module).float().eval() for module in (found.module, ours)]
+    with torch.no_grad():
+        try:
+            results = [twins[0](x, **keywords)]
+        except Exception as error:
+            raise NotCompared(_named(error, str(error).partition("\n")[0])) from error
+        results.append(twins[1](x, **keywords))
     if isinstance(results[0], Tensor):  # a class that returns only indices
         equal = results[0] == results[1]
         return Agreement(equal.numel(), int(equal.sum()), None)

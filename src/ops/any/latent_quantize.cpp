@@ -23,9 +23,10 @@ namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-/// The nearest level of one feature; the lowest one wins ties.
+/// The nearest level of one feature; the lowest one wins ties, and a NaN is never the nearest.
 at::Tensor nearest_level(const at::Tensor& x, const at::Tensor& values) {
-  const auto distances = (x.unsqueeze(-1) - values).abs();
+  const auto exact = (x.unsqueeze(-1) - values).abs();
+  const auto distances = at::where(exact.isnan(), std::numeric_limits<double>::infinity(), exact);
   const auto nearest = distances.eq(distances.amin(-1, /*keepdim=*/true));
   const int64_t count = values.size(0);
   const auto numbers = at::arange(count, x.options().dtype(at::kLong));

@@ -75,7 +75,7 @@ struct Codes {
     excluded = finite_rows(given).logical_not_();
     if (bias.defined()) {
       excluded = excluded | bias.isfinite().logical_not();
-      bias = bias.to(at::kDouble).masked_fill_(excluded, 0) * (problem.cosine ? 1.0 : 0.5);
+      bias = bias.to(at::kDouble).masked_fill(excluded, 0) * (problem.cosine ? 1.0 : 0.5);
     }
     values = given.masked_fill(excluded.unsqueeze(-1), 0);
     if (cosine) values = unit_rows(values);

@@ -7,11 +7,22 @@
 namespace torchvq {
 namespace {
 
+constexpr auto kCrossEntropy = "commitment_cross_entropy";
+
 at::Tensor commitment_cross_entropy(const at::Tensor& x, const at::Tensor& codebook,
                                     const at::Tensor& targets, c10::string_view metric,
                                     const std::optional<at::Tensor>& mask) {
   return detail::loss_with_precomputed_gradients(
-      "commitment_cross_entropy", x, codebook, [&](std::array<bool, 2> wanted) {
+      kCrossEntropy, x, codebook, [&](std::array<bool, 2> wanted) {
+        return ops::commitment_cross_entropy_forward(x, codebook, targets, metric, mask, wanted);
+      });
+}
+
+detail::LossAndGradients commitment_cross_entropy_forward(
+    const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& targets,
+    c10::string_view metric, const std::optional<at::Tensor>& mask, std::array<bool, 2> given) {
+  return detail::leaf_with_precomputed_gradients(
+      kCrossEntropy, x, codebook, given, [&](std::array<bool, 2> wanted) {
         return ops::commitment_cross_entropy_forward(x, codebook, targets, metric, mask, wanted);
       });
 }
@@ -20,6 +31,7 @@ at::Tensor commitment_cross_entropy(const at::Tensor& x, const at::Tensor& codeb
 
 TORCH_LIBRARY_IMPL(torchvq, Autograd, m) {
   m.impl("commitment_cross_entropy", commitment_cross_entropy);
+  m.impl("commitment_cross_entropy_forward", commitment_cross_entropy_forward);
 }
 
 }  // namespace torchvq

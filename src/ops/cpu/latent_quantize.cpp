@@ -33,10 +33,11 @@ void over_blocks(int64_t tokens, const Body& body) {
   });
 }
 
+/// The lowest one wins ties; a NaN is never the nearest.
 int64_t nearest_level(const double* values, int64_t count, double x) {
   int64_t best = 0;
-  double least = std::fabs(x - values[0]);
-  for (int64_t i = 1; i < count; ++i) {
+  double least = std::numeric_limits<double>::infinity();
+  for (int64_t i = 0; i < count; ++i) {
     const double distance = std::fabs(x - values[i]);
     best = distance < least ? i : best;
     least = distance < least ? distance : least;

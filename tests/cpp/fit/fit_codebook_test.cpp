@@ -3,6 +3,8 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+#include <torchvq/fit/evaluate_codebook.h>
+#include <torchvq/fit/evaluate_stack.h>
 #include <torchvq/fit/fit_codebook.h>
 
 #include "expect_throw.h"
@@ -139,6 +141,20 @@ TEST(FitCodebookTest, RefusesBadOptions) {
   expect_throw_with<c10::ValueError>([&] { fit_codebook(x, options_of(3, "dot")); }, "but got dot");
   expect_throw_with<c10::ValueError>([&] { fit_codebook(x, options_of(3, "cosine", -1)); },
                                      "at least 0, but got -1");
+}
+
+TEST(EvaluateTest, ArgumentsAreCheckedEvenWithoutVectors) {
+  for (const int64_t rows : {0, 30}) {
+    const auto x = blocks_of(normal({rows, 8}));
+    const auto codes = normal({4, 8});
+    expect_throw_with<c10::ValueError>([&] { evaluate_codebook(x, codes, "dot"); }, "metric");
+    EXPECT_THROW(evaluate_codebook(x, normal({4, 7}), "euclidean"), c10::ValueError);
+    expect_throw_with<c10::ValueError>([&] { evaluate_stack(x, {}); }, "at least one codebook");
+    CodebookStack stack;
+    stack.groups = {{codes, codes}};
+    expect_throw_with<c10::ValueError>([&] { evaluate_stack(x, stack, 0); }, "beam");
+    EXPECT_EQ(evaluate_stack(x, stack).counts.size(), 2);
+  }
 }
 
 }  // namespace

@@ -100,6 +100,15 @@ TEST(ScalarCodecTest, Errors) {
   auto options = options_of("fsq");
   options.num_codebooks = 4;
   EXPECT_THROW(fit_scalar_codec(blocks_of(x, 100), options), c10::ValueError);
+  // More than 2^63 features.
+  options.num_codebooks = (int64_t{1} << 62) + 1;
+  EXPECT_THROW(fit_scalar_codec(blocks_of(x, 100), options), c10::ValueError);
+  options.num_codebooks = 1;
+  for (const auto& levels : {std::vector<int64_t>{5}, {2, 3}, {-3}, {}}) {
+    options.method = "lfq";
+    options.levels = levels;
+    EXPECT_THROW(fit_scalar_codec(blocks_of(x, 100), options), c10::ValueError);
+  }
   options.method = "pq";
   EXPECT_THROW(fit_scalar_codec(blocks_of(x, 100), options), c10::ValueError);
   EXPECT_THROW(fit_scalar_codec(blocks_of(x.narrow(0, 0, 0), 100), options_of("fsq")),

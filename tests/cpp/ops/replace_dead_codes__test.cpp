@@ -77,7 +77,7 @@ TEST(ReplaceDeadCodesTest, BadArgumentsAreNamed) {
         ops::replace_dead_codes_(state.embed, state.embed_avg, state.cluster_size, state.cooldown,
                                  x, no_counts(), example_rng(), std::nullopt, {.threshold = -1});
       },
-      "replace_dead_codes_: expected threshold to be at least 0, but got -1");
+      "replace_dead_codes_: expected threshold to be in [0, 2^63], but got -1");
   testing::expect_throw_with<c10::ValueError>(
       [&] { ops::dead_code_candidates(x, example_rng(), 0); },
       "dead_code_candidates: expected count to be at least 1");
