@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.integers import as_int64
+from torchvq._base.layout import check_bool
 from torchvq._base.noise import NoisyModule
 from torchvq._base.options import check_options, expect_temperature
 from torchvq._base.ranks import ALONE, Ranks, default_group, distributed_training
@@ -178,8 +179,7 @@ class BinaryMapper(NoisyModule):
 
 
 def _check_mask(mask: Tensor, shape: "Sequence[int]") -> None:
-    if mask.dtype != torch.bool:
-        raise TypeError(f"BinaryMapper: expected mask to be bool, but got {mask.dtype}")
+    check_bool("BinaryMapper", mask)
     if mask.shape != torch.Size(shape):
         raise ValueError(
             f"BinaryMapper: expected mask to have shape {list(shape)}, but got {list(mask.shape)}"

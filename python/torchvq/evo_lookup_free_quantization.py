@@ -230,6 +230,16 @@ class EvoLFQ(RandomState):
         elite = self.elitism_count if elitism_count is None else elitism_count
         count = len(pop_bits)
         expect("EvoLFQ", 0 <= elite < count, "elitism_count", f"in [0, {count})", elite)
+        rate = self.mutation_rate if mutation_rate is None else mutation_rate
+        size = self.tournament_size if tournament_size is None else tournament_size
+        # Before the fitness is asked for, and the generator advances.
+        expect("EvoLFQ", 0 <= rate <= 1, "mutation_rate", "in [0, 1]", rate)
+        expect("EvoLFQ", size >= 1, "tournament_size", "at least 1", size)
+        expect(
+            "EvoLFQ", batch_size is None or batch_size >= 1, "batch_size", "at least 1", batch_size
+        )
+        if pop_bits.dtype == torch.bool:
+            raise TypeError("EvoLFQ: expected pop_bits to be numbers, but got torch.bool")
         fitnesses = self._fitness(pop_bits, fitness_fn, batch_size)
         survivors = pop_bits[_ops.fittest_first(fitnesses)[:elite].to(pop_bits.device)]
         first = self.tournament_selection(pop_bits, fitnesses, tournament_size)

@@ -14,7 +14,7 @@ from torchvq._base.layout import Layout
 from torchvq._base.noise import NoisyModule
 from torchvq._base.options import check_options, expect
 from torchvq._base.own_handle import OwnHandle
-from torchvq._base.projection import project, projects_nothing
+from torchvq._base.projection import project, project_codes, projects_nothing
 from torchvq._base.ranks import (
     ALONE,
     Ranks,
@@ -297,10 +297,7 @@ class FSP(OwnHandle, NoisyModule):
             eps=eps,
             dtype=torch.float64 if wide else torch.float32,
         )
-        if self.has_projections:
-            codes = project(self.project_out, codes)
-            # The output of masked tokens is 0; the bias of the projection would change it.
-            codes = _ops.zero_absent(codes, indices)
+        codes = project_codes(self.project_out, codes, indices)
         return codes.movedim(-1, 1) if self.channel_first and indices.dim() > 0 else codes
 
     # Stages of forward -------------------------------------------------------------------------------------------

@@ -14,7 +14,13 @@ from torchvq._base.constants import to_default_device
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect
-from torchvq._base.projection import is_wide, make_projections, project, projects_nothing
+from torchvq._base.projection import (
+    is_wide,
+    make_projections,
+    project,
+    project_codes,
+    projects_nothing,
+)
 from torchvq._base.random_state import RandomState
 from torchvq._base.ranks import everybody, noise_rng
 from torchvq._base.replaced import is_replaced, methods_of
@@ -178,7 +184,7 @@ class FSQ(RandomState):
         with self._noise_of() as rng:
             codes, indices = self.quantize_tokens(projected, mask=mask, rng=rng)
         quantized = project(self.project_out, codes).to(z.dtype)
-        if mask is not None and self.has_projections:
+        if mask is not None and not projects_nothing(self.project_out):
             quantized = _ops.fill_padding(quantized, mask)
         if not self.keep_num_codebooks_dim:
             indices = indices.squeeze(-1)
@@ -327,10 +333,7 @@ class FSQ(RandomState):
             list(indices.shape),
         )
         codes = self.decode_tokens(stacked)
-        output = project(self.project_out, codes)
-        if self.has_projections:
-            # The output of masked tokens is 0; the bias of the projection would change it.
-            output = _ops.zero_absent(output, stacked)
+        output = project_codes(self.project_out, codes, stacked)
         # (B, dim) has no position axis to move.
         layout = self._layout_of(output.dim())
         return layout.place_features(output) if output.dim() > 2 else output
@@ -349,8 +352,7 @@ class FSQ(RandomState):
         # Stacks ask once a level, and a walk over all modules takes longer than the decoding of few tokens.
         state = self._buffers.values()
         wide = any(own is not None and own.dtype == torch.float64 for own in state)
-        if self.has_projections:
-            wide = wide or is_wide(self.project_in) or is_wide(self.project_out)
+        wide = wide or is_wide(self.project_in) or is_wide(self.project_out)
         return torch.float64 if wide else torch.float32
 
     @property

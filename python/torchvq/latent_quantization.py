@@ -15,7 +15,7 @@ from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect
 from torchvq._base.own_handle import OwnHandle
-from torchvq._base.projection import make_projections, project, projects_nothing
+from torchvq._base.projection import make_projections, project, project_codes, projects_nothing
 from torchvq._base.ranks import (
     ALONE,
     Ranks,
@@ -71,8 +71,8 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
             refused; evaluation, and everything without this optimizer, is one graph. Default: none.
         channel_first: features on axis 1 (B, dim, *); otherwise on the last. Default: True.
         vqp_compat: behave as ``vector_quantize_pytorch``: the loss compares input and output, each of its two terms
-            pulls the side that the other should, values never learn; int32 indices, if the codebook has less than 2^31
-            codes. Default: set by ``TORCHVQ_COMPAT``.
+            pulls the side that the other should, values learn by an ``in_place_codebook_optimizer`` alone;
+            int32 indices, if the codebook has less than 2^31 codes. Default: set by ``TORCHVQ_COMPAT``.
 
     Values start evenly spaced: from -1/2 to 1/2 for odd levels, from -1/2 to 1/2 - 1/L for even.
 
@@ -256,10 +256,8 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
                 f"but got shape {list(indices.shape)}"
             )
         codes = _ops.latent_decode(indices, list(self.values_per_latent)).flatten(-2)
-        if project_out and self.has_projections:
-            codes = project(self.project_out, codes)
-            # The output of masked tokens is 0; the bias of the projection would change it.
-            codes = _ops.zero_absent(codes, indices)
+        if project_out:
+            codes = project_codes(self.project_out, codes, indices)
         return codes.movedim(-1, 1) if self.channel_first else codes
 
     def commitment_loss(self, z: Tensor, zhat: Tensor, reduce: str = "mean") -> Tensor:

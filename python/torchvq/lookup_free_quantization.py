@@ -15,7 +15,7 @@ from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, keep_values
 from torchvq._base.own_handle import OwnHandle
-from torchvq._base.projection import project, projects_nothing, weight_of
+from torchvq._base.projection import project, project_codes, projects_nothing, weight_of
 from torchvq._base.random_state import RandomState
 from torchvq._base.ranks import group_name
 from torchvq._base.wide_buffers import HALF, wide_default
@@ -186,7 +186,7 @@ class LFQ(OwnHandle, RandomState):
             force_quantization_f32=force_quantization_f32,
             orthogonal_rotation=orthogonal_rotation,
             vqp_compat=vqp_compat,
-            sync_codebook=False if sync_codebook is None and vqp_compat else sync_codebook,
+            sync_codebook=False if vqp_compat else sync_codebook,
             process_group=group_name(process_group),
         )
         self.activation = (
@@ -254,7 +254,8 @@ class LFQ(OwnHandle, RandomState):
             x: (B, *, dim), or (B, dim, *) channel-first: images and volumes unless ``channel_first=False``. Any
                 floating dtype.
             inv_temperature: inverse temperature of the soft assignment in the entropies, 0 or more; larger is sharper.
-            return_loss_breakdown: append a ``LossBreakdown`` of the unweighted terms, zeros in evaluation.
+            return_loss_breakdown: append a ``LossBreakdown`` of the unweighted terms, zeros in evaluation;
+                ``commitment`` is 0 if its weight is.
             mask: bool, one per position (B, *), or per item (B,), True for real tokens. Padding takes no part in
                 anything; its output is zero, its index -1.
 
@@ -382,8 +383,8 @@ class LFQ(OwnHandle, RandomState):
         if self.orthogonal_rotation:
             codes = _ops.rotate_features(codes, self.orthogonal_rot, inverse=True)
         output = codes.flatten(-2)
-        if project_out and self.has_projections:
-            output = _ops.zero_absent(project(self.project_out, output), per_codebook)
+        if project_out:
+            output = project_codes(self.project_out, output, per_codebook)
         positions = per_codebook.dim() - 1
         maps = positions >= 3 if self.channel_first is None else self.channel_first
         return output.movedim(-1, 1) if maps and output.dim() > 2 else output

@@ -108,7 +108,7 @@ class LookupFreeOutput(NamedTuple):
 
 
 class LookupFreeLossBreakdown(NamedTuple):
-    """The terms of the loss of a lookup-free quantizer, unweighted; 0 in evaluation."""
+    """The terms of the loss of a lookup-free quantizer, unweighted; 0 in evaluation. A commitment of weight 0 is 0."""
 
     per_sample_entropy: Tensor
     batch_entropy: Tensor

@@ -60,14 +60,15 @@ class ResidualLFQ(ResidualStack):
             tokens for all levels), ``spherical``, ``orthogonal_rotation``, ``straight_through_activation``,
             ``sync_codebook``, ``process_group``. ``projection_has_bias``, ``cosine_sim_project_in`` and
             ``cosine_sim_project_in_scale`` have no effect, as in the reference: the stack's projections are linear
-            layers with a bias. ``vqp_compat=True`` gives the gradient of
-            ``vector_quantize_pytorch``, whose gain is the number of levels, and its entropies.
+            layers with a bias. ``vqp_compat=True`` gives the gradient of ``vector_quantize_pytorch``, whose gain is the
+            number of levels, with the losses at full weight, and its entropies.
 
     Raises:
         ValueError: an option out of range, or options that exclude each other. TypeError: unknown options.
 
     Gradient: straight-through: that of the output goes to the projected input once, through the activation of the first
-    level, for any number of levels. The losses of every level reach the input, too.
+    level, for any number of levels. The losses of every level reach the input, too, divided by the number of levels in
+    use.
 
     Distributed: the entropies of all levels cover the tokens of all ranks, with one all-reduce per step; ranks
     drop the same levels; evaluation never communicates.
@@ -227,7 +228,7 @@ class ResidualLFQ(ResidualStack):
 
     def decode_level(self, index: int, indices: Tensor) -> Tensor:
         level = self.quantizers[index]
-        wide = self.has_projections and (is_wide(self.project_in) or is_wide(self.project_out))
+        wide = is_wide(self.project_in) or is_wide(self.project_out)
         codes = _ops.sign_decode(
             indices,
             level.codebook_dim,

@@ -15,7 +15,7 @@ from torchvq._base.contained import contained
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect, keep_values
-from torchvq._base.projection import make_projections, project
+from torchvq._base.projection import make_projections, project_codes
 from torchvq._base.ranks import ranks_of
 from torchvq._base.replaced import Methods, methods_of
 from torchvq._base.torch_private import is_mapped
@@ -464,9 +464,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         Zeros where all indices are -1.
         """
         indices = as_int64("ResidualVQ", indices)
-        output = project(self.project_out, decode_sum(self, indices))
-        if self.has_projections:
-            output = _ops.zero_absent(output, indices)
+        output = project_codes(self.project_out, decode_sum(self, indices), indices)
         # (B, dim) has no position axis to move.
         return self.layout.place_features(output) if output.dim() > 2 else output
 

@@ -14,7 +14,7 @@ from torchvq._base.ema_weight import EmaWeight
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, keep_values
-from torchvq._base.projection import make_projections, project, projects_nothing
+from torchvq._base.projection import make_projections, project_codes, projects_nothing
 from torchvq._base.ranks import group_name, ranks_of
 from torchvq._codebook import forward as _forward
 from torchvq._codebook import in_place as _in_place
@@ -441,9 +441,8 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
         Zeros where the index (of every head) is -1."""
         indices = as_int64("VectorQuantize", indices)
         codes = self.get_codes_from_indices(indices)  # which a derived class may replace
-        output = project(self.project_out, codes.movedim(1, -1) if self._channel_first else codes)
-        if self.has_projections:
-            output = _ops.zero_absent(output, indices)
+        tokens = codes.movedim(1, -1) if self._channel_first else codes
+        output = project_codes(self.project_out, tokens, indices)
         return output.movedim(-1, 1) if self._channel_first else output
 
     def _decode(self, indices: Tensor) -> Tensor:

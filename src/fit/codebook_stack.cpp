@@ -15,6 +15,16 @@ namespace {
 void check_stack(const CodebookStack& stack, const char* where) {
   TORCH_CHECK_VALUE(!stack.groups.empty() && !stack.groups[0].empty(), where,
                     ": expected stack to have at least one codebook, but got none");
+  for (const auto& group : stack.groups) {
+    TORCH_CHECK_VALUE(group.size() == stack.groups[0].size(), where, ": expected groups of ",
+                      stack.groups[0].size(), " levels, as the first, but got ", group.size());
+    for (const auto& codebook : group) {
+      TORCH_CHECK_VALUE(codebook.defined() && codebook.dim() == 2 && codebook.size(0) >= 1 &&
+                            codebook.size(1) == stack.group_dim(),
+                        where, ": expected codebooks to have shape (K, D) of one D, but got ",
+                        codebook.defined() ? c10::str(codebook.sizes()) : "an undefined tensor");
+    }
+  }
   TORCH_CHECK_VALUE(
       stack.metric == "euclidean" || (stack.metric == "cosine" && stack.columns() == 1), where,
       ": expected metric to be euclidean, or cosine for one codebook alone, but got ", stack.metric,

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "fit/add_over_group_.h"
+#include "functional/read_block.h"
 
 namespace torchvq::fit {
 
@@ -15,6 +16,7 @@ EvaluateCodebookOutput evaluate_codebook(const functional::VectorBlocks& vectors
                                          const std::function<void(int64_t rows)>& progress) {
   const bool cosine = metric == "cosine";
   const auto options = ops::NearestCodeOptions().metric(metric).return_codes(true);
+  functional::check_blocks("evaluate_codebook", vectors);
   // Checks the arguments, also where there are no rows.
   ops::nearest_code(at::empty({0, vectors.dim}), codebook_, options);
   const auto codebook = cosine ? ops::unit_vectors(codebook_) : codebook_;
@@ -23,7 +25,7 @@ EvaluateCodebookOutput evaluate_codebook(const functional::VectorBlocks& vectors
   output.counts = at::zeros({size}, at::kLong);
   for (int64_t first = 0; first < vectors.rows; first += vectors.block_rows) {
     const auto count = std::min(vectors.block_rows, vectors.rows - first);
-    auto block = vectors.read(first, count);
+    auto block = functional::read_block(vectors, first);
     if (cosine) block = ops::unit_vectors(block);
     const auto nearest = ops::nearest_code(block, codebook, options);
     output.counts += nearest.indices.bincount({}, size);

@@ -7,12 +7,14 @@
 #include <algorithm>
 
 #include "fit/add_over_group_.h"
+#include "functional/read_block.h"
 
 namespace torchvq::fit {
 
 EvaluateStackOutput evaluate_stack(const functional::VectorBlocks& vectors,
                                    const CodebookStack& stack_, int64_t beam,
                                    const std::function<void(int64_t rows)>& progress) {
+  functional::check_blocks("evaluate_stack", vectors);
   // Checks the arguments, also where there are no rows.
   encode_stack(at::empty({0, vectors.dim}), stack_, beam);
   const bool cosine = stack_.metric == "cosine";
@@ -28,7 +30,7 @@ EvaluateStackOutput evaluate_stack(const functional::VectorBlocks& vectors,
   }
   for (int64_t first = 0; first < vectors.rows; first += vectors.block_rows) {
     const auto count = std::min(vectors.block_rows, vectors.rows - first);
-    auto block = vectors.read(first, count);
+    auto block = functional::read_block(vectors, first);
     if (cosine) block = ops::unit_vectors(block);
     const auto codes = encode_stack(block, stack, beam);
     for (int64_t i = 0; i < stack.columns(); ++i) {

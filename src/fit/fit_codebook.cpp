@@ -24,6 +24,7 @@
 #include "fit/far_vectors.h"
 #include "fit/sample_rows.h"
 #include "fit/spread_seeds.h"
+#include "functional/read_block.h"
 
 namespace torchvq::fit {
 namespace {
@@ -209,7 +210,7 @@ class Fitter {
   void for_each(int64_t pass, const BlockWork& work) const {
     for (int64_t first = 0; first < vectors_.rows; first += vectors_.block_rows) {
       const auto count = std::min(vectors_.block_rows, vectors_.rows - first);
-      const auto block = vectors_.read(first, count);
+      const auto block = functional::read_block(vectors_, first);
       work(vectors_.shard.first_row + first,
            options_.metric == "cosine" ? ops::unit_vectors(block) : block);
       report(pass, first + count);
@@ -233,6 +234,7 @@ class Fitter {
 
 FitCodebookOutput fit_codebook(const functional::VectorBlocks& vectors,
                                const FitCodebookOptions& options, const FitProgress& progress) {
+  functional::check_blocks("fit_codebook", vectors);
   check_codebook_fit(vectors, options);
   return Fitter(vectors, options, progress).run();
 }

@@ -24,6 +24,7 @@
 #include "detail/scalar_levels.h"
 #include "distributed/group.h"
 #include "fit/sample_rows.h"
+#include "functional/read_block.h"
 
 namespace torchvq::fit {
 namespace {
@@ -39,6 +40,7 @@ constexpr double kRidge = 1e-9;
 constexpr int64_t kRotations = 50;
 
 void check_scalar_fit(const functional::VectorBlocks& vectors, const FitScalarOptions& options) {
+  functional::check_blocks("fit_scalar_codec", vectors);
   TORCH_CHECK_VALUE(options.method == "fsq" || options.method == "lfq",
                     "fit_scalar_codec: expected method to be fsq or lfq, but got ", options.method);
   TORCH_CHECK_VALUE(vectors.all_rows() > 0,
@@ -170,7 +172,7 @@ at::Tensor read_sample(const functional::VectorBlocks& vectors, int64_t seed,
   int64_t filled = sampled.before(before);
   for (int64_t first = 0; first < vectors.rows; first += vectors.block_rows) {
     const auto count = std::min(vectors.block_rows, vectors.rows - first);
-    const auto block = vectors.read(first, count);
+    const auto block = functional::read_block(vectors, first);
     const auto within = sampled.within(before + first, count);
     sample.narrow(0, filled, within.size(0)).copy_(block.index_select(0, within));
     filled += within.size(0);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "fit/residual_blocks.h"
+#include "functional/read_block.h"
 
 namespace torchvq::fit {
 namespace {
@@ -121,6 +122,7 @@ class StackFitter {
 
 FitStackOutput fit_stack(const functional::VectorBlocks& vectors, const FitStackOptions& options,
                          const FitStackProgress& progress) {
+  functional::check_blocks("fit_stack", vectors);
   check_stack_fit(vectors, options);
   return StackFitter(vectors, options, progress).run();
 }

@@ -12,6 +12,8 @@
 
 #include <algorithm>
 
+#include "functional/read_block.h"
+
 namespace torchvq::fit {
 namespace {
 
@@ -94,12 +96,13 @@ at::Tensor decode_projected(const at::Tensor& codes, const ProjectedCodec& codec
 EvaluateProjectedOutput evaluate_projected(const functional::VectorBlocks& vectors,
                                            const ProjectedCodec& codec,
                                            const std::function<void(int64_t rows)>& progress) {
+  functional::check_blocks("evaluate_projected", vectors);
   EvaluateProjectedOutput output;
   for (int64_t i = 0; i < codec.columns(); ++i)
     output.counts.push_back(at::zeros({codec.codebook(i).size(0)}, at::kLong));
   for (int64_t first = 0; first < vectors.rows; first += vectors.block_rows) {
     const auto count = std::min(vectors.block_rows, vectors.rows - first);
-    const auto x = vectors.read(first, count);
+    const auto x = functional::read_block(vectors, first);
     const auto codes = encode_projected(x, codec);
     for (int64_t i = 0; i < codec.columns(); ++i) {
       auto& counts = output.counts[static_cast<size_t>(i)];

@@ -1,4 +1,5 @@
 #include "fit/residual_blocks.h"
+#include "functional/read_block.h"
 
 #include <ATen/TensorOperators.h>
 #include <torchvq/ops/nearest_code.h>
@@ -31,7 +32,7 @@ functional::VectorBlocks ResidualBlocks::blocks() {
 at::Tensor ResidualBlocks::read(int64_t first, int64_t count) {
   auto* kept = kept_.empty() ? nullptr : &kept_[static_cast<size_t>(first / vectors_.block_rows)];
   if (kept != nullptr && kept->defined()) return *kept;
-  auto block = vectors_.read(first, count);
+  auto block = functional::read_block(vectors_, first);
   if (dim_ < vectors_.dim) block = block.narrow(1, first_dim_, dim_).contiguous();
   for (const auto& codebook : levels_) block = left_by(block, codebook);
   if (kept != nullptr) *kept = block;

@@ -11,6 +11,7 @@
 
 #include "distributed/group.h"
 #include "fit/add_over_group_.h"
+#include "functional/read_block.h"
 
 namespace torchvq::fit {
 namespace {
@@ -60,13 +61,14 @@ at::Tensor decode_scalar(const at::Tensor& codes, const ScalarCodec& codec) {
 EvaluateScalarOutput evaluate_scalar(const functional::VectorBlocks& vectors,
                                      const ScalarCodec& codec,
                                      const std::function<void(int64_t rows)>& progress) {
+  functional::check_blocks("evaluate_scalar", vectors);
   const auto size = codec.codebook_size();
   const auto counted = size <= kMostCounted ? size : 0;
   EvaluateScalarOutput output;
   auto counts = at::zeros({codec.num_codebooks, counted}, at::kLong);
   for (int64_t first = 0; first < vectors.rows; first += vectors.block_rows) {
     const auto count = std::min(vectors.block_rows, vectors.rows - first);
-    const auto x = vectors.read(first, count);
+    const auto x = functional::read_block(vectors, first);
     const auto codes = encode_scalar(x, codec);
     output.error.add(x, decode_scalar(codes, codec));
     for (int64_t c = 0; counted > 0 && c < codec.num_codebooks; ++c)

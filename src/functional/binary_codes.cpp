@@ -1,5 +1,6 @@
 #include <torchvq/functional/binary_codes.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -27,11 +28,25 @@ at::Tensor binary_log_prob(const at::Tensor& logits, const std::optional<at::Ten
   TORCH_CHECK_VALUE(indices.has_value() != one_hot.has_value(), op,
                     ": expected exactly one of indices and one_hot, but got ",
                     indices.has_value() ? "both" : "none");
-  detail::check_defined(op, indices ? "indices" : "one_hot", indices ? *indices : *one_hot);
-  const auto codes = indices ? *indices : one_hot->argmax(-1);
-  TORCH_CHECK_VALUE(logits.dim() == codes.dim() + 1, op,
-                    ": expected one code per token of logits of shape ", logits.sym_sizes(),
-                    ", but got codes of shape ", codes.sym_sizes());
+  const auto& given = indices ? *indices : *one_hot;
+  detail::check_defined(op, indices ? "indices" : "one_hot", given);
+  TORCH_CHECK_VALUE(logits.dim() >= 1, op, ": expected logits to have shape (*, H), but got ",
+                    logits.sym_sizes());
+  const auto tokens = logits.sym_sizes().slice(0, logits.dim() - 1);
+  const bool fits = given.dim() == logits.dim() - (indices ? 1 : 0) &&
+                    given.sym_sizes().slice(0, logits.dim() - 1) == tokens;
+  TORCH_CHECK_VALUE(fits, op, ": expected one code per token of logits of shape ",
+                    logits.sym_sizes(), ", but got ", indices ? "indices" : "one_hot", " of shape ",
+                    given.sym_sizes());
+  if (one_hot) {
+    const auto codes_count = int64_t{1} << std::min<int64_t>(logits.size(-1), 62);
+    TORCH_CHECK_VALUE(one_hot->sym_size(-1) == codes_count, op, ": expected one_hot to have ",
+                      codes_count, " codes on its last axis, but got ", one_hot->sym_size(-1));
+  }
+  // A token without a code, such as padding, is all zeros.
+  const auto codes =
+      indices ? *indices
+              : one_hot->argmax(-1).masked_fill(one_hot->ne(0).any(-1).logical_not(), -1);
   const std::vector<int64_t> pairs(static_cast<size_t>(logits.size(-1)), 2);
   const auto bits = ops::scalar_level_indices(codes, pairs);
   const auto wide = logits.to(detail::value_dtype(logits, logits));

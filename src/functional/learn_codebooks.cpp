@@ -388,6 +388,7 @@ at::Tensor wide_embed(const CodebookState& state, double eps, const std::string&
 std::vector<CodeStatistics> collect_statistics(const std::vector<CodebookState>& states,
                                                const std::vector<StepTokens>& tokens,
                                                const LearnCodebooksOptions& options) {
+  check_tokens("collect_statistics", "tokens", tokens.size(), states);
   const at::NoGradGuard no_grad;
   return collect(states, tokens, WideCodes(states, options).codes(), options);
 }
@@ -398,6 +399,10 @@ void learn_from_statistics_(const std::vector<CodebookState>& states,
                             const LearnCodebooksOptions& options,
                             const std::optional<at::Tensor>& weight) {
   check_learning(states, options);
+  check_tokens("learn_from_statistics_", "tokens", tokens.size(), states);
+  TORCH_CHECK_VALUE(statistics.size() == tokens.size(),
+                    "learn_from_statistics_: expected statistics of ", tokens.size(),
+                    " codebooks (as many as tokens), but got ", statistics.size());
   const at::NoGradGuard no_grad;
   const WideCodes wide(states, options);
   learn_exchanged(states, tokens, {statistics, {}}, wide.codes(), options, weight);
@@ -410,6 +415,7 @@ std::vector<at::Tensor> learn_codebooks_(const std::vector<CodebookState>& state
                                          const std::optional<at::Tensor>& weight) {
   if (!options.learns()) return {};
   check_learning(states, options);
+  check_tokens("learn_codebooks_", "tokens", tokens.size(), states);
   const at::NoGradGuard no_grad;
   const WideCodes wide(states, options);
   if (options.sync_every() != 1) {
@@ -440,6 +446,7 @@ LearningInFlight::LearningInFlight(std::vector<CodebookState> states,
                                    LearnCodebooksOptions options,
                                    const std::optional<at::Tensor>& weight) {
   check_learning(states, options);
+  check_tokens("learn_codebooks_", "tokens", tokens.size(), states);
   const at::NoGradGuard no_grad;
   const WideCodes wide(states, options);
   auto own = copies_of(tokens);
@@ -469,6 +476,8 @@ void expire_codes_(const std::vector<CodebookState>& states, at::TensorList x,
                    const LearnCodebooksOptions& options) {
   if (!options.replaces()) return;
   check_learning(states, options);
+  TORCH_CHECK_VALUE(x.size() == states.size(), "expire_codes_: expected x of ", states.size(),
+                    " codebooks (as many as states), but got ", x.size());
   const at::NoGradGuard no_grad;
   const WideCodes wide(states, options);
   std::vector<StepTokens> tokens;

@@ -71,10 +71,14 @@ at::Tensor ReconstructionError::words() const {
 }
 
 void ReconstructionError::set_words(const at::Tensor& words) {
+  TORCH_CHECK_TYPE(words.scalar_type() == at::kLong,
+                   "ReconstructionError: expected words to be int64, but got ",
+                   words.scalar_type());
   TORCH_CHECK_VALUE(words.sizes() == at::IntArrayRef({2 + 2 * ExactSum::kWords}),
                     "ReconstructionError: expected words to have shape (", 2 + 2 * ExactSum::kWords,
                     ",), but got ", words.sizes());
-  const auto* word = words.const_data_ptr<int64_t>();
+  const auto own = words.cpu().contiguous();
+  const auto* word = own.const_data_ptr<int64_t>();
   vectors_ = *word++;
   elements_ = *word++;
   for (auto* sum : {&squared_error_, &squared_norm_}) {

@@ -19,6 +19,7 @@
 #include "distributed/group.h"
 #include "functional/joint_statistics.h"
 #include "functional/noisy_codebooks.h"
+#include "functional/read_block.h"
 #include "functional/refine_options.h"
 #include "functional/refit_codebooks.h"
 
@@ -171,9 +172,7 @@ class Refiner {
     return refit_by_level(vectors_, found.codes, codebooks_, largest_, options_.ridge(), group_);
   }
 
-  at::Tensor read(int64_t first) const {
-    return vectors_.read(first, std::min(vectors_.block_rows, vectors_.rows - first));
-  }
+  at::Tensor read(int64_t first) const { return read_block(vectors_, first); }
 
   at::Tensor codes_of(const at::Tensor& x, const std::vector<at::Tensor>& levels) const {
     const auto rows = x.unsqueeze(0);
@@ -249,6 +248,7 @@ RefineCodebooksOutput refine_codebooks(
     const VectorBlocks& vectors, at::TensorList codebooks, const RefineCodebooksOptions& options,
     const std::function<void(int64_t pass, int64_t rows)>& progress) {
   const at::NoGradGuard no_grad;
+  check_blocks("refine_codebooks", vectors);
   check_refine(vectors.dim, codebooks, options);
   return Refiner(vectors, codebooks, options, progress).run();
 }

@@ -1,4 +1,5 @@
 #include "functional/refit_codebooks.h"
+#include "functional/read_block.h"
 
 #include <algorithm>
 
@@ -144,7 +145,7 @@ std::vector<at::Tensor> refit_by_level(const VectorBlocks& vectors,
     const auto sums = at::zeros({1, 1, level.size(0), level.size(1)}, integers);
     for (size_t block = 0; block < codes.size(); ++block) {
       const auto first = static_cast<int64_t>(block) * vectors.block_rows;
-      const auto x = vectors.read(first, codes[block].size(0));
+      const auto x = read_block(vectors, first);
       const auto own = codes[block].select(1, q).to(at::kLong);
       counts.add_(own.bincount({}, level.size(0)));
       const auto left = left_by_others(x, codes[block], q, levels);

@@ -42,6 +42,13 @@ inline void check_learning(const std::vector<CodebookState>& states,
                                      .replace_used = options.vqp_compat()});
 }
 
+/// For lists of `name`, one for each state, or fewer.
+inline void check_tokens(const char* op, const char* name, size_t count,
+                         const std::vector<CodebookState>& states) {
+  TORCH_CHECK_VALUE(count >= 1 && count <= states.size(), op, ": expected ", name, " of 1 to ",
+                    states.size(), " codebooks (as many as states), but got ", count);
+}
+
 inline void check_orthogonal(const QuantizerLossOptions& losses) {
   if (!losses.training() || losses.orthogonal_weight() == 0) return;
   detail::check_orthogonal_max_codes(losses.orthogonal_max_codes());

@@ -6,6 +6,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <torchvq/modules/in_place_optimizer.h>
+
 namespace torchvq::detail {
 namespace {
 
@@ -32,8 +34,11 @@ void check_stored(const std::string& owner, const std::string& name, const at::T
                     stored.scalar_type(), "; cast the module first, and load then");
 }
 
-void check_own_tensors(const std::string& owner, const std::string& prefix,
-                       const torch::nn::Module& module, InputArchive& archive) {
+void check_own_state(const std::string& owner, const std::string& prefix,
+                     const torch::nn::Module& module, InputArchive& archive) {
+  if (const auto* learner = dynamic_cast<const InPlaceOptimizer*>(&module)) {
+    learner->read_in_place_optimizer(archive);
+  }
   for (const auto& item : module.named_parameters(/*recurse=*/false)) {
     check_stored(owner, prefix + item.key(), item.value(), archive, item.key(), false);
   }
@@ -66,12 +71,12 @@ void add_children(const std::string& owner, const std::string& prefix,
 void check_archive(const torch::nn::Module& module, InputArchive& archive) {
   const auto owner = class_name(module);
   std::deque<Child> children;
-  check_own_tensors(owner, "", module, archive);
+  check_own_state(owner, "", module, archive);
   add_children(owner, "", module, archive, children);
   while (!children.empty()) {
     Child next = std::move(children.front());
     children.pop_front();
-    check_own_tensors(owner, next.prefix, *next.module, next.archive);
+    check_own_state(owner, next.prefix, *next.module, next.archive);
     add_children(owner, next.prefix, *next.module, next.archive, children);
   }
 }

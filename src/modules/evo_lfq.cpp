@@ -11,6 +11,7 @@
 #include <torchvq/functional/evolution.h>
 #include <torchvq/ops/advance_rng_.h>
 
+#include "detail/checks.h"
 #include "modules/copy_tensors.h"
 #include "modules/projection.h"
 #include "modules/random_state.h"
@@ -172,14 +173,34 @@ torch::Tensor EvoLFQImpl::fitness_of(const torch::Tensor& bits, const Fitness& f
   return fitnesses;
 }
 
+namespace {
+
+/// Before the fitness is asked for, and the generator advances.
+void check_step(const torch::Tensor& pop_bits, const EvoLFQStepOptions& call,
+                const EvoLFQOptions& options) {
+  const auto rate = call.mutation_rate().value_or(options.mutation_rate());
+  const auto size = call.tournament_size().value_or(options.tournament_size());
+  const auto batch = call.batch_size().value_or(1);
+  TORCH_CHECK_VALUE(rate >= 0 && rate <= 1,
+                    "EvoLFQ: expected mutation_rate to be in [0, 1], but got ", rate);
+  TORCH_CHECK_VALUE(size >= 1, "EvoLFQ: expected tournament_size to be at least 1, but got ", size);
+  TORCH_CHECK_VALUE(batch >= 1, "EvoLFQ: expected batch_size to be at least 1, but got ", batch);
+  TORCH_CHECK_TYPE(pop_bits.scalar_type() != at::kBool,
+                   "EvoLFQ: expected pop_bits to be numbers, but got Bool");
+}
+
+}  // namespace
+
 std::pair<torch::Tensor, torch::Tensor> EvoLFQImpl::step(const torch::Tensor& pop_bits,
                                                          const Fitness& fitness_fn,
                                                          const EvoLFQStepOptions& call) {
   const at::NoGradGuard no_grad;
+  detail::check_defined("EvoLFQ", "pop_bits", pop_bits);
   const auto count = pop_bits.size(0);
   const auto elite = call.elitism_count().value_or(options.elitism_count());
   TORCH_CHECK_VALUE(elite >= 0 && elite < count, "EvoLFQ: expected elitism_count to be in [0, ",
                     count, "), but got ", elite);
+  check_step(pop_bits, call, options);
   auto fitnesses = fitness_of(pop_bits, fitness_fn, call.batch_size());
   const auto order = F::fittest_first(fitnesses).narrow(0, 0, elite).to(pop_bits.device());
   const auto survivors = pop_bits.index_select(0, order);

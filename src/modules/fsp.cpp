@@ -16,6 +16,7 @@
 #include <torchvq/ops/token_moment_loss.h>
 
 #include <torchvq/functional/shared_moments.h>
+#include "detail/checks.h"
 #include "modules/copy_tensors.h"
 #include "modules/indices.h"
 #include "modules/layout.h"
@@ -119,6 +120,7 @@ ops::MomentLoss FSPImpl::norm(const torch::Tensor& latents, const OptionalTensor
 }
 
 FSPOutput FSPImpl::forward(const torch::Tensor& z, const FSPForwardOptions& call) {
+  detail::check_defined("FSP", "x", z);
   const bool alone = z.dim() == 1 && !options.channel_first();
   const auto x = alone ? z.unsqueeze(0) : z;
   const auto own = [&](const torch::Tensor& values) { return alone ? values.squeeze(0) : values; };

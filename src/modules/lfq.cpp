@@ -225,7 +225,7 @@ torch::Tensor LFQImpl::draw_for() const {
 }
 
 std::string LFQImpl::group() const {
-  if (!is_training() || !options.sync_codebook().value_or(!options.vqp_compat())) return "";
+  if (!is_training() || options.vqp_compat() || !options.sync_codebook().value_or(true)) return "";
   return options.process_group().value_or(distributed::default_group());
 }
 

@@ -103,8 +103,8 @@ void read(int64_t& field, const at::Tensor& value, const at::Tensor& /*parameter
 }
 
 void read(at::Tensor& field, const at::Tensor& value, const at::Tensor& parameter) {
-  // As in torch: moments have the dtype of their parameter, without which a step fails.
-  field = value.detach().to(parameter.options(), /*non_blocking=*/false, /*copy=*/true);
+  field = value.detach().to(value.options().device(parameter.device()), /*non_blocking=*/false,
+                            /*copy=*/true);
 }
 
 void check_field(int64_t /*field*/, const std::string& name, const at::Tensor& value,
@@ -117,6 +117,8 @@ void check_field(const at::Tensor& /*field*/, const std::string& name, const at:
                  const at::Tensor& parameter) {
   TORCH_CHECK_VALUE(value.sizes() == parameter.sizes(), "load_state_dict: expected ", name,
                     " to have shape ", parameter.sizes(), ", but got ", value.sizes());
+  TORCH_CHECK_VALUE(value.is_floating_point(), "load_state_dict: expected ", name,
+                    " to be floating point, but got ", value.scalar_type());
 }
 
 /// Removes the entries of parameter number `prefix` from `left`, after checking them.

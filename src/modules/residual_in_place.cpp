@@ -1,6 +1,7 @@
 #include "modules/residual_in_place.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <torchvq/functional/quantize.h>
 #include <torchvq/ops/commitment_loss.h>
@@ -18,7 +19,9 @@ void step_shared_optimizer(ResidualVQImpl& rvq, const at::Tensor& inputs,
   }
   auto& codebook = *rvq.levels[0]->codebook_state;
   const auto mask = layout_of(rvq).split_mask(request.mask);
-  auto residual = inputs.detach();
+  // As without gradients: a step in inference mode learns, too.
+  const c10::InferenceMode no_inference(false);
+  auto residual = target_of(inputs);
   {
     at::AutoGradMode enable_grad(true);
     for (int64_t index = 0; index < request.depth; ++index) {

@@ -112,9 +112,10 @@ Missing check_names(torch::nn::Module& module, const State& own, const State& st
     const auto target = lacking.find(name);
     TORCH_CHECK_VALUE(target != lacking.end(),
                       "load_state_dict: expected names that the module has, but got ", name);
-    TORCH_CHECK_VALUE(value.defined() && value.layout() == at::kStrided && !value.is_meta(),
-                      "load_state_dict: expected ", name, " to be a dense tensor with values, but ",
-                      "it is not");
+    TORCH_CHECK_VALUE(value.defined() && value.layout() == at::kStrided && !value.is_meta() &&
+                          !value.is_quantized() && !value.is_complex(),
+                      "load_state_dict: expected ", name,
+                      " to be a dense tensor of real numbers, but it is not");
     TORCH_CHECK_VALUE(value.sizes() == target->second.sizes(), "load_state_dict: expected ", name,
                       " to have shape ", target->second.sizes(), ", but got ", value.sizes());
     lacking.erase(target);

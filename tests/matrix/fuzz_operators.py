@@ -231,6 +231,7 @@ def _by_hand() -> None:
     _ops.random_uniform(rng, 1, [3])
     _ops.random_normal(rng, 1, [3])
     _ops.random_bits(rng, [3])
+    _ops.no_second_derivative(x, [x, codes], "op")
     _ops.wide_codes(codes.half(), counts, sums)
     _ops.token_moments(x)
     _ops.vqp_rotation_trick(x, x)

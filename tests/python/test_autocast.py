@@ -24,6 +24,7 @@ UNSHIELDED = {
     "fill_padding": LAYOUT,
     "lens_to_mask": LAYOUT,
     "zero_absent": LAYOUT,
+    "no_second_derivative": "copies, in any dtype",
     "random_bits": INTEGERS,
     "random_uniform": INTEGERS,
     "random_normal": INTEGERS,

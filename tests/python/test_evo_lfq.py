@@ -219,3 +219,27 @@ def test_options_are_checked(options):
 def test_calls_are_checked(call):
     with pytest.raises(ValueError, match="expected"):
         call(build())
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (dict(mutation_rate=1.5), ValueError),
+        (dict(tournament_size=0), ValueError),
+        (dict(batch_size=0), ValueError),
+        (dict(elitism_count=-1), ValueError),
+        (dict(bits=torch.bool), TypeError),
+    ],
+)
+def test_a_refused_step_draws_nothing(options, error):
+    evo = build()
+    bits = evo.init_random_population(5, (3,)).to(options.pop("bits", torch.float32))
+    before, asked = evo.rng.clone(), []
+
+    def fitness(decoded, bits):
+        asked.append(bits)
+        return torch.ones(len(bits))
+
+    with pytest.raises(error, match="EvoLFQ: expected"):
+        evo.step(bits, fitness, **options)
+    assert torch.equal(evo.rng, before) and not asked

@@ -32,6 +32,9 @@ class TORCHVQ_API InPlaceOptimizer {
   bool in_place_state_loaded() const { return in_place_state_loaded_; }
   /// Throws c10::ValueError for state of another optimizer.
   void check_in_place_optimizer_state(const std::map<std::string, at::Tensor>& state) const;
+  /// The state of an archive, checked; empty if it holds none.
+  std::map<std::string, at::Tensor> read_in_place_optimizer(
+      torch::serialize::InputArchive& archive) const;
 
  protected:
   InPlaceOptimizer() = default;
@@ -39,9 +42,6 @@ class TORCHVQ_API InPlaceOptimizer {
   InPlaceOptimizer& operator=(const InPlaceOptimizer&) = default;
 
   void save_in_place_optimizer(torch::serialize::OutputArchive& archive) const;
-  /// Reads and checks the state that save_in_place_optimizer() wrote; to be loaded last.
-  std::map<std::string, at::Tensor> read_in_place_optimizer(
-      torch::serialize::InputArchive& archive) const;
 
   std::shared_ptr<torch::optim::Optimizer> in_place_optimizer_;
 

@@ -34,7 +34,8 @@ class TORCHVQ_API CosineSimLinearImpl : public CheckedLoad<CosineSimLinearImpl> 
 
 TORCH_MODULE(CosineSimLinear);
 
-/// The terms of the loss of a lookup-free quantizer, unweighted; 0 in evaluation.
+/// The terms of the loss of a lookup-free quantizer, unweighted; 0 in evaluation. A commitment
+/// of weight 0 is 0.
 struct LookupFreeLossBreakdown {
   torch::Tensor per_sample_entropy;
   torch::Tensor batch_entropy;

@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <utility>
 
+#include <torch/nn/cloneable.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/pimpl.h>
@@ -67,14 +68,15 @@ concept Quantizer = HasNoOutput<Module> || HasOutput<Module>;
 /// auto output = model(torch::randn({1, 1024, 16}));  // a VectorQuantizeOutput
 /// ```
 template <typename... Modules>
-class SequentialImpl : public torch::nn::Module {
+class SequentialImpl : public torch::nn::Cloneable<SequentialImpl<Modules...>> {
   static_assert((0 + ... + (detail::Quantizer<Modules> ? 1 : 0)) == 1,
                 "Sequential: expected exactly one quantizer among the modules");
 
  public:
   explicit SequentialImpl(Modules... modules)
-      : torch::nn::Module("torchvq::Sequential"), modules_(std::move(modules)...) {
-    auto list = register_module("fns", torch::nn::ModuleList());
+      : torch::nn::Cloneable<SequentialImpl>("torchvq::Sequential"),
+        modules_(std::move(modules)...) {
+    auto list = this->register_module("fns", torch::nn::ModuleList());
     const auto add = [&](std::shared_ptr<torch::nn::Module> module) {
       list->push_back(std::move(module));
     };
@@ -88,11 +90,14 @@ class SequentialImpl : public torch::nn::Module {
           return std::make_shared<SequentialImpl>(cloned(each, device)...);
         },
         modules_);
-    const auto from = modules(), to = copy->modules();
+    const auto from = this->modules(), to = copy->modules();
     // Parents come first, so that a child with another mode keeps it.
     for (size_t i = 0; i < from.size(); ++i) to[i]->train(from[i]->is_training());
     return copy;
   }
+
+  /// Does nothing: the modules are given.
+  void reset() override {}
 
   void pretty_print(std::ostream& stream) const override { stream << "torchvq::Sequential"; }
 

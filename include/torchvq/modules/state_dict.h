@@ -20,7 +20,8 @@ TORCHVQ_API std::map<std::string, torch::Tensor> state_dict(const torch::nn::Mod
 /// Copies values into the module; each is cast to the dtype and device of the module's tensor.
 ///
 /// State that vector-quantize-pytorch does not have ("rng", "cooldown", flags of the affine
-/// statistics, the in-place optimizer's state) may be missing, and then gets its default.
+/// statistics) may be missing, and then gets its default. An in-place optimizer whose state is
+/// missing keeps its own.
 ///
 /// Throws   c10::ValueError for names that are missing or unknown and for shapes that differ; the
 ///          module is then unchanged.

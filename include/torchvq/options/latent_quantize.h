@@ -51,8 +51,8 @@ struct TORCHVQ_API LatentQuantizeOptions {
   /// Features on axis 1; otherwise on the last. Default: true.
   TORCH_ARG(bool, channel_first) = true;
   /// Behave as vector-quantize-pytorch: the loss compares input and output, each of its two terms
-  /// pulls the side that the other should, the values never learn; int32 indices, if the codebook
-  /// has less than 2^31 codes. Default: set by TORCHVQ_COMPAT.
+  /// pulls the side that the other should, the values learn by an in_place_codebook_optimizer
+  /// alone; int32 indices, if the codebook has less than 2^31 codes. Default: set by TORCHVQ_COMPAT.
   TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
 };
 

@@ -15,6 +15,10 @@ def to_int64(indices: Tensor) -> Tensor:
 
 def as_int64(owner: str, indices: Tensor) -> Tensor:
     """`to_int64` for integer dtypes, bool excluded; TypeError for others."""
+    if not isinstance(indices, Tensor):
+        raise TypeError(
+            f"{owner}: expected indices to be a tensor, but got {type(indices).__name__}"
+        )
     if indices.dtype == torch.int64:
         return indices
     if indices.dtype == torch.bool or indices.is_floating_point() or indices.is_complex():

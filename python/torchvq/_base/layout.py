@@ -12,6 +12,13 @@ from torchvq._base.torch_private import is_jit_traced
 _ops = torch.ops.torchvq
 
 
+def check_bool(owner: str, mask: Tensor) -> None:
+    """Raises TypeError unless a mask is a tensor of bool."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"{owner}: expected mask to be bool, but got {got}")
+
+
 class Layout(NamedTuple):
     """The layout of one module: the inputs that it accepts, and how heads map to codebooks.
 
@@ -63,8 +70,7 @@ class Layout(NamedTuple):
             return _ops.lens_to_mask(lens, positions[0])
         if mask is None:
             return None
-        if mask.dtype != torch.bool:
-            raise TypeError(f"{self.owner}: expected mask to be bool, but got {mask.dtype}")
+        check_bool(self.owner, mask)
         if mask.shape != (x.shape[0], *positions):
             raise ValueError(
                 f"{self.owner}: expected mask to have shape {[x.shape[0], *positions]}, "
@@ -77,6 +83,7 @@ class Layout(NamedTuple):
         positions = self.positions(x)
         if mask is None:
             return None
+        check_bool(self.owner, mask)
         if positions and mask.shape == x.shape[:1]:
             mask = mask.reshape(-1, *[1] * len(positions)).expand(-1, *positions)
         # Not `positions.numel()`, by which compilers fix all sizes.

@@ -5,6 +5,8 @@ from torch import Tensor, nn
 
 from torchvq._base.torch_private import is_observed_itself
 
+_ops = torch.ops.torchvq
+
 
 def make_projections(
     dim: int, inner_dim: int, layernorm: bool = False, bias: bool = True
@@ -36,6 +38,14 @@ def projects_nothing(*projections: nn.Module) -> bool:
         if type(projection) is not nn.Identity or is_observed_itself(projection):
             return False
     return True
+
+
+def project_codes(projection: nn.Module, codes: Tensor, indices: Tensor) -> Tensor:
+    """Decoded codes behind ``project_out``; zeros where all indices are -1, which a bias would change."""
+    if projects_nothing(projection):
+        return codes
+    output: Tensor = _ops.zero_absent(project(projection, codes), indices)
+    return output
 
 
 def in_dtype_of(network: nn.Module, x: Tensor) -> Tensor:

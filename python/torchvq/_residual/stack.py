@@ -16,7 +16,7 @@ from torchvq._base import joined as _joined
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import expect, keep_values
-from torchvq._base.projection import make_projections, project
+from torchvq._base.projection import make_projections, project_codes
 from torchvq._base.random_state import RandomState, Step
 from torchvq._base.replaced import Methods, is_replaced, methods_of
 from torchvq._residual.dropout import drawn_depth, seeded_depth
@@ -331,10 +331,7 @@ class ResidualStack(RandomState):
         codes = self.get_codes_from_indices(indices).unbind() if replaced else None
         indices = self.plain_indices(as_int64(type(self).__name__, indices))
         total = sum_of_levels(self._decode(indices) if codes is None else codes)
-        output = project(self.project_out, total)
-        if self.has_projections:
-            # The output of masked tokens is 0; the bias of the projection would change it.
-            output = _ops.zero_absent(output, indices)
+        output = project_codes(self.project_out, total, indices)
         # (B, dim) has no position axis to move.
         return self.layout.place_features(output) if output.dim() > 2 else output
 

@@ -2,6 +2,7 @@
 #include "ops/resample_scale.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include <ATen/TensorOperators.h>
@@ -26,13 +27,31 @@ at::Tensor coverage(int64_t cells, int64_t positions, const at::TensorOptions& o
   return begins.logical_and(ends).to(at::kDouble);
 }
 
-/// The shares of cells in each position: (cells, positions).
-at::Tensor shares(int64_t cells, int64_t positions, const at::TensorOptions& options) {
+/// The cell before each position, and how far the position is from it: (positions,).
+std::pair<at::Tensor, at::Tensor> places(int64_t cells, int64_t positions,
+                                         const at::TensorOptions& options) {
   // Integers until the division, whose divisor is a tensor: of a number, CUDA takes the reciprocal.
   const auto numerator = at::arange(positions, options).mul(2 * cells).add(cells - positions);
   const auto quotient = numerator.div(at::full({}, 2 * positions, options));
   const auto place = quotient.clamp(0, static_cast<double>(cells - 1));
-  const auto before = place.floor(), rest = place.sub(before);
+  auto before = place.floor();
+  auto rest = place.sub(before);
+  return {std::move(before), std::move(rest)};
+}
+
+/// A product with `shares`, in which the order of the two additions is fixed: libraries of linear
+/// algebra have others, and exact halves between two floats are common.
+at::Tensor interpolated(const at::Tensor& last, int64_t cells, int64_t positions) {
+  const auto [before, rest] = places(cells, positions, last.options());
+  const auto first = before.to(at::kLong), second = first.add(1).clamp_max(cells - 1);
+  return last.index_select(-1, first)
+      .mul(at::rsub(rest, 1))
+      .add(last.index_select(-1, second).mul(rest));
+}
+
+/// The shares of cells in each position: (cells, positions).
+at::Tensor shares(int64_t cells, int64_t positions, const at::TensorOptions& options) {
+  const auto [before, rest] = places(cells, positions, options);
   const auto cell = at::arange(cells, options).unsqueeze(1);
   const auto none = at::zeros({}, options);
   return at::where(cell.eq(before), at::rsub(rest, 1),
@@ -44,9 +63,10 @@ at::Tensor along_axis(const at::Tensor& map, int64_t axis, int64_t cells, int64_
                       Resampling direction) {
   const auto last = map.movedim(axis, -1).contiguous();
   at::Tensor found;
-  if (direction == Resampling::kInterpolate || direction == Resampling::kInterpolateBackward) {
-    const auto weights = shares(cells, positions, map.options());
-    found = last.matmul(direction == Resampling::kInterpolate ? weights : weights.t());
+  if (direction == Resampling::kInterpolate) {
+    found = interpolated(last, cells, positions);
+  } else if (direction == Resampling::kInterpolateBackward) {
+    found = last.matmul(shares(cells, positions, map.options()).t());
   } else {
     const auto weights = coverage(cells, positions, map.options());
     const auto counts = weights.sum(1);

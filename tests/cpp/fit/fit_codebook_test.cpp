@@ -143,6 +143,39 @@ TEST(FitCodebookTest, RefusesBadOptions) {
                                      "at least 0, but got -1");
 }
 
+TEST(EvaluateTest, RaggedStacksAreRefused) {
+  const auto x = blocks_of(normal({30, 4}));
+  CodebookStack stack;
+  stack.groups = {{normal({8, 2}), normal({6, 2})}, {normal({8, 2})}};
+  expect_throw_with<c10::ValueError>([&] { evaluate_stack(x, stack); }, "groups of 2 levels");
+  expect_throw_with<c10::ValueError>([&] { encode_stack(normal({30, 4}), stack); }, "but got 1");
+  stack.groups = {{normal({8, 4}), normal({6, 3})}};
+  expect_throw_with<c10::ValueError>([&] { encode_stack(normal({30, 4}), stack); }, "of one D");
+}
+
+TEST(VectorBlocksTest, WhatCannotBeReadIsRefused) {
+  const auto codes = normal({4, 8});
+  auto blocks = blocks_of(normal({30, 8}), 0);
+  expect_throw_with<c10::ValueError>([&] { evaluate_codebook(blocks, codes, "euclidean"); },
+                                     "block_rows of vectors to be at least 1, but got 0");
+  expect_throw_with<c10::ValueError>([&] { fit_codebook(blocks, options_of(4)); }, "block_rows");
+  blocks.block_rows = 10;
+  blocks.rows = -1;
+  expect_throw_with<c10::ValueError>([&] { evaluate_codebook(blocks, codes, "euclidean"); },
+                                     "at least 0 rows");
+  blocks.rows = 30;
+  const auto read = blocks.read;
+  blocks.read = [read](int64_t first, int64_t count) { return read(first, count - 1); };
+  expect_throw_with<c10::ValueError>([&] { fit_codebook(blocks, options_of(4)); },
+                                     "expected read to give shape (10, 8), but got [9, 8]");
+  blocks.read = [read](int64_t first, int64_t count) { return read(first, count).to(at::kDouble); };
+  expect_throw_with<c10::TypeError>([&] { evaluate_codebook(blocks, codes, "euclidean"); },
+                                    "float32");
+  blocks.read = nullptr;
+  expect_throw_with<c10::ValueError>([&] { evaluate_codebook(blocks, codes, "euclidean"); },
+                                     "a function that reads them");
+}
+
 TEST(EvaluateTest, ArgumentsAreCheckedEvenWithoutVectors) {
   for (const int64_t rows : {0, 30}) {
     const auto x = blocks_of(normal({rows, 8}));

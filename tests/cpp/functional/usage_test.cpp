@@ -59,6 +59,14 @@ TEST(ReconstructionErrorTest, AgreesWithTheFormulaForAnySplit) {
   EXPECT_EQ(whole.relative_error(), split.relative_error());
 }
 
+TEST(ReconstructionErrorTest, TakesWordsOfAnyStrides) {
+  ReconstructionError error, same;
+  error.add(at::randn({20, 4}), at::randn({20, 4}));
+  same.set_words(at::stack({error.words(), at::zeros_like(error.words())}, 1).select(1, 0));
+  EXPECT_EQ(same.mse(), error.mse());
+  EXPECT_THROW(same.set_words(error.words().to(at::kInt)), c10::TypeError);
+}
+
 TEST(ReconstructionErrorTest, KeepsFloat64) {
   ReconstructionError error;
   error.add(at::tensor({1.0, 1.0}, at::kDouble).view({1, 2}),

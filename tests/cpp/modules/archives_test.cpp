@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 #include <torch/serialize.h>
 
@@ -216,6 +217,26 @@ TEST(ArchivesTest, OneLevelDropsNothingAndDrawsNothing) {
   ResidualVQ rvq(ResidualVQOptions(kDim).num_quantizers(1).codebook_size(8).quantize_dropout(true));
   rvq(torch::randn({2, 5, kDim}), ResidualVQForwardOptions().freeze_codebook(true));
   EXPECT_EQ(rvq->levels[0]->codebook_state->rng[1].item<int64_t>(), 0);
+}
+
+TEST(ArchivesTest, AnotherOptimizerOfALevelChangesNothing) {
+  auto options = ResidualVQOptions(8).num_quantizers(2).codebook_size(16).codebook_dim(4);
+  const auto learning = VectorQuantizeOptions(4).learnable_codebook(true).ema_update(false);
+  options.vq() = learning;
+  options.vq().in_place_codebook_optimizer([](std::vector<torch::Tensor> parameters) {
+    return std::make_shared<torch::optim::Adam>(std::move(parameters),
+                                                torch::optim::AdamOptions(0.1));
+  });
+  ResidualVQ from(options);
+  from(at::randn({2, 50, 8}));
+  options.vq().in_place_codebook_optimizer([](std::vector<torch::Tensor> parameters) {
+    return std::make_shared<torch::optim::SGD>(std::move(parameters),
+                                               torch::optim::SGDOptions(0.1).momentum(0.9));
+  });
+  ResidualVQ to(options);
+  const auto before = tensors_of(*to);
+  EXPECT_THROW(copy_by_archive(from, to), c10::ValueError);
+  expect_equal(tensors_of(*to), before);
 }
 
 }  // namespace

@@ -2,9 +2,11 @@
 
 #include <sstream>
 
+#include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/utils.h>
 
+#include <torchvq/modules/lfq.h>
 #include <torchvq/modules/state_dict.h>
 
 #include "expect_throw.h"
@@ -193,6 +195,35 @@ TEST(FSQTest, SaysWhatItIs) {
   std::stringstream text;
   text << *FSQ(FSQOptions(kLevels).dim(256));
   EXPECT_NE(text.str().find("FSQ(levels=[8, 5, 5, 5], dim=256"), std::string::npos);
+}
+
+/// Calls `forward` under autocast to bfloat16.
+template <typename Forward>
+auto under_autocast(const Forward& forward) {
+  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  auto result = forward();
+  at::autocast::clear_cache();
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  return result;
+}
+
+TEST(FSQTest, RotationsAndMapsAreNotRoundedUnderAutocast) {
+  const torch::NoGradGuard no_grad;
+  FSQ fsq(FSQOptions({5, 5, 5}).orthogonal_rotation(true));
+  LFQ lfq(LFQOptions().dim(6).spherical(true).orthogonal_rotation(true));
+  LFQ cosine(LFQOptions().dim(6).codebook_size(16).cosine_sim_project_in(true));
+  const auto check = [](auto& module, const torch::Tensor& x) {
+    module->eval();
+    const auto found = under_autocast([&] { return module(x); });
+    EXPECT_TRUE(at::equal(found.indices, module(x).indices));
+  };
+  check(fsq, at::randn({2, 2000, 3}));
+  check(lfq, at::randn({2, 2000, 6}));
+  check(cosine, at::randn({2, 2000, 6}));
+  const auto x = at::randn({2, 2000, 3});
+  const auto found = under_autocast([&] { return fsq(x); });
+  EXPECT_TRUE(at::equal(fsq->indices_to_codes(found.indices), found.quantized));
 }
 
 }  // namespace

@@ -286,5 +286,28 @@ TEST(RefusedCallsTest, NoHeadsAreAnError) {
   EXPECT_THROW(lfq->forward(normal({2, 6, kDim})), c10::ValueError);
 }
 
+TEST(RefusedCallsTest, ListsOfAnotherLengthThanTheStates) {
+  namespace F = functional;
+  F::CodebookState state;
+  state.embed = at::randn({1, 8, 4});
+  state.embed_avg = state.embed.clone();
+  state.cluster_size = at::ones({1, 8});
+  state.cooldown = at::zeros({1, 8}, at::kLong);
+  state.replaced = at::zeros({1}, at::kLong);
+  state.rng = at::zeros({2}, at::kLong);
+  const F::StepTokens tokens{at::randn({1, 20, 4}), at::randint(8, {1, 20}, at::kLong),
+                             std::nullopt};
+  const auto options = F::LearnCodebooksOptions().threshold(2).reset_cluster_size(2);
+  const auto before = state.embed_avg.clone();
+  EXPECT_THROW(F::learn_codebooks_({state}, {tokens, tokens}, options), c10::ValueError);
+  EXPECT_THROW(F::learn_codebooks_({state}, {}, options), c10::ValueError);
+  EXPECT_THROW(F::learn_codebooks_({}, {tokens}, options), c10::ValueError);
+  EXPECT_THROW(F::collect_statistics({state}, {tokens, tokens}, options), c10::ValueError);
+  EXPECT_THROW(F::learn_from_statistics_({state}, {tokens}, {}, options), c10::ValueError);
+  EXPECT_THROW(F::expire_codes_({state, state}, {tokens.x}, options), c10::ValueError);
+  EXPECT_THROW(F::expire_codes_({state}, {tokens.x, tokens.x}, options), c10::ValueError);
+  EXPECT_TRUE(at::equal(state.embed_avg, before));
+}
+
 }  // namespace
 }  // namespace torchvq::refused_calls_test

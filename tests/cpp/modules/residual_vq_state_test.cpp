@@ -206,5 +206,24 @@ TEST(ResidualVQStateTest, ModulesSayWhatTheyAre) {
   EXPECT_NE(text.str().find("torchvq::GroupedResidualVQ(dim=8, groups=2"), std::string::npos);
 }
 
+TEST(ResidualVQStateTest, SharedOptimizersStepInInferenceModeAsWithoutGradients) {
+  auto options = ResidualVQOptions(8).num_quantizers(2).codebook_size(16).shared_codebook(true);
+  options.vq().learnable_codebook(true).ema_update(false).in_place_codebook_optimizer(
+      [](std::vector<torch::Tensor> parameters) {
+        return std::make_shared<torch::optim::SGD>(std::move(parameters), 0.1);
+      });
+  const auto x = at::randn({2, 20, 8});
+  ResidualVQ one(options);
+  const auto two = std::dynamic_pointer_cast<ResidualVQImpl>(one->clone());
+  {
+    const c10::InferenceMode mode;
+    one(x);
+  }
+  const torch::NoGradGuard no_grad;
+  two->forward(x);
+  EXPECT_TRUE(
+      at::equal(one->levels[0]->codebook_state->embed, two->levels[0]->codebook_state->embed));
+}
+
 }  // namespace
 }  // namespace torchvq::residual_vq_state_test

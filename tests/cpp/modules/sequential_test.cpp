@@ -67,5 +67,35 @@ TEST(SequentialTest, TrainsAndCopies) {
   EXPECT_FALSE(at::equal(model(x).quantized, before));
 }
 
+/// A user's module around a Sequential.
+struct AroundImpl : torch::nn::Cloneable<AroundImpl> {
+  using Inside = Sequential<torch::nn::Linear, VectorQuantize>;
+
+  AroundImpl() { reset(); }
+  void reset() override {
+    inside.emplace(torch::nn::Linear(8, 8),
+                   VectorQuantize(VectorQuantizeOptions(8).codebook_size(16)));
+    register_module("inside", inside->ptr());
+  }
+
+  std::optional<Inside> inside;
+};
+
+TEST(SequentialTest, IsCopiedAsAChild) {
+  AroundImpl one;
+  const auto x = at::randn({2, 5, 8});
+  (*one.inside)(x);
+  const auto copy = std::dynamic_pointer_cast<AroundImpl>(one.clone());
+  one.eval();
+  copy->eval();
+  EXPECT_TRUE(at::equal((*one.inside)(x).quantized, (*copy->inside)(x).quantized));
+  const auto own = one.parameters(), copied = copy->parameters();
+  ASSERT_EQ(own.size(), copied.size());
+  for (size_t i = 0; i < own.size(); ++i) {
+    EXPECT_TRUE(at::equal(own[i], copied[i]));
+    EXPECT_FALSE(own[i].is_alias_of(copied[i]));
+  }
+}
+
 }  // namespace
 }  // namespace torchvq::sequential_test

@@ -85,6 +85,8 @@ TEST(UndefinedTensorsTest, PlainQuantizersNameThem) {
   FSQ fsq(FSQOptions({5, 5, 5, 5}));
   refuses([&] { fsq(kNone); }, "FSQ", "x");
   refuses([&] { kCodes(fsq); }, "FSQ", "indices");
+  FSP fsp(FSPOptions({5, 5, 5, 5}));
+  refuses([&] { fsp(kNone); }, "FSP", "x");
   SimVQ sim(SimVQOptions(4, 8));
   refuses([&] { sim(x, kNone); }, "SimVQ", "mask");
   refuses([&] { kCodes(sim); }, "SimVQ", "indices");
