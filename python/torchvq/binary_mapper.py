@@ -146,7 +146,7 @@ class BinaryMapper(NoisyModule):
     ) -> Tensor:
         """Log-probability of codes, given by integer index (*) or one-hot (*, 2**bits): (*), or (*, bits) per bit.
 
-        Gradient to the logits. Index -1 has log-probability 0.
+        Gradient to the logits. Index -1, and a one-hot code of zeros, have log-probability 0.
         """
         self._check(logits, None)
         if indices is not None:

@@ -190,8 +190,14 @@ def test_bits_learn_to_carry_a_code():
         (lambda: BinaryMapper(3)(torch.zeros(2, 3), mask=torch.ones(2)), TypeError),
         (lambda: BinaryMapper(3)(torch.zeros(2, 3), mask=torch.ones(3).bool()), ValueError),
         (lambda: BinaryMapper(3).log_prob(torch.zeros(2, 3)), ValueError),
-        (lambda: BinaryMapper(3).log_prob(torch.zeros(2, 3), torch.tensor([1])), ValueError),
-        (lambda: BinaryMapper(3).log_prob(torch.zeros(2, 3), torch.tensor([1, 2, 3])), ValueError),
+        (
+            lambda: BinaryMapper(3).log_prob(torch.zeros(2, 3), indices=torch.tensor([1])),
+            ValueError,
+        ),
+        (
+            lambda: BinaryMapper(3).log_prob(torch.zeros(2, 3), indices=torch.tensor([1, 2, 3])),
+            ValueError,
+        ),
         (lambda: BinaryMapper(3).log_prob(torch.zeros(2, 3), one_hot=torch.eye(2)), ValueError),
         (lambda: BinaryMapper(3).log_prob(torch.zeros(2, 3), one_hot=torch.eye(8)), ValueError),
         (
@@ -216,6 +222,9 @@ def test_padding_has_no_log_probability():
     """By index and by one-hot code alike."""
     mapper, x = BinaryMapper(2), torch.randn(3, 2)
     output, indices, _ = mapper(x, return_indices=True, mask=torch.tensor([True, False, True]))
-    by_index, by_code = mapper.log_prob(x, indices), mapper.log_prob(x, one_hot=output.detach())
+    by_index, by_code = (
+        mapper.log_prob(x, indices=indices),
+        mapper.log_prob(x, one_hot=output.detach()),
+    )
     assert by_index[1] == 0
     torch.testing.assert_close(by_index, by_code)
