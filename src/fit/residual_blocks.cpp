@@ -25,11 +25,11 @@ ResidualBlocks::ResidualBlocks(const functional::VectorBlocks& vectors, int64_t 
 functional::VectorBlocks ResidualBlocks::blocks() {
   auto blocks = vectors_;
   blocks.dim = dim_;
-  blocks.read = [this](int64_t first, int64_t count) { return read(first, count); };
+  blocks.read = [this](int64_t first, int64_t /*count*/) { return read(first); };
   return blocks;
 }
 
-at::Tensor ResidualBlocks::read(int64_t first, int64_t count) {
+at::Tensor ResidualBlocks::read(int64_t first) {
   auto* kept = kept_.empty() ? nullptr : &kept_[static_cast<size_t>(first / vectors_.block_rows)];
   if (kept != nullptr && kept->defined()) return *kept;
   auto block = functional::read_block(vectors_, first);

@@ -23,7 +23,7 @@ class ResidualBlocks {
   void take_off(const at::Tensor& codebook);
 
  private:
-  at::Tensor read(int64_t first, int64_t count);
+  at::Tensor read(int64_t first);
 
   const functional::VectorBlocks& vectors_;
   int64_t first_dim_;

@@ -48,7 +48,7 @@ class Arguments {
   void check() const {
     TORCH_CHECK(written_by_all_.empty(), name_of(schema_), ": expected ", written_by_all_,
                 " to be mapped by vmap, because it is written to, but got the same tensor for all");
-    TORCH_CHECK_VALUE(*slices_ > 0, name_of(schema_),
+    TORCH_CHECK_VALUE(slices_.value_or(0) > 0, name_of(schema_),
                       ": expected the axis that vmap maps to have elements, but got none");
   }
 
