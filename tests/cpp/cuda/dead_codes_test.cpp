@@ -302,7 +302,8 @@ struct Codebooks {
   /// without tokens.
   explicit Codebooks(int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
-      states.emplace_back(1 + i % 2, 9 + i % 3 * 7, 5, at::kFloat, i % 2 ? at::kInt : at::kLong);
+      states.emplace_back(1 + i % 2, 9 + i % 3 * 7, 5, at::kFloat,
+                          i % 2 == 1 ? at::kInt : at::kLong);
       x.push_back(at::randn({1 + i % 2, i % 6 == 3 ? 0 : 4 + i % 5 * 9, 5}));
       if (i % 4 == 0) states.back().all_dead();
       if (i % 4 == 1) states.back().counts.fill_(1);
