@@ -139,16 +139,27 @@ def sim_all_codes():
     assert gradients == [True, False, True]
 
 
-def sim_stack_losses():
-    theirs = reference.ResidualSimVQ(**STACK)
+def check_losses_of_three_levels(name, features, options):
+    theirs = getattr(reference, name)(**options)
+    ours = getattr(torchvq, name)(**options)
     gradients = []
-    for module in (theirs, torchvq.ResidualSimVQ(**STACK), switched("ResidualSimVQ", **STACK)):
-        module.load_state_dict(theirs.state_dict())
-        x = tokens(2, 9, 8).requires_grad_()
+    for module in (theirs, ours, switched(name, **options)):
+        module.load_state_dict(theirs.state_dict(), strict=False)
+        x = tokens(2, 9, features).requires_grad_()
         module.train()(x)[2].sum().backward()
         gradients.append(x.grad)
+    assert gradients[0].abs().max() > 0
     torch.testing.assert_close(gradients[1] * 3, gradients[0])
     torch.testing.assert_close(gradients[2], gradients[0])
+
+
+def sim_stack_losses():
+    check_losses_of_three_levels("ResidualSimVQ", 8, STACK)
+
+
+def lfq_stack_losses():
+    options = dict(dim=4, codebook_size=16, num_quantizers=3, commitment_loss_weight=0.25)
+    check_losses_of_three_levels("ResidualLFQ", 4, options | dict(entropy_loss_weight=0.0))
 
 
 def sim_heads():
@@ -369,6 +380,7 @@ CHECKS = {
         rfsq_all_codes,
         sim_all_codes,
         sim_stack_losses,
+        lfq_stack_losses,
         sim_heads,
         training_output,
         kmeans_evaluation,
