@@ -242,9 +242,9 @@ class EvoLFQ(RandomState):
             raise TypeError("EvoLFQ: expected pop_bits to be numbers, but got torch.bool")
         fitnesses = self._fitness(pop_bits, fitness_fn, batch_size)
         survivors = pop_bits[_ops.fittest_first(fitnesses)[:elite].to(pop_bits.device)]
-        first = self.tournament_selection(pop_bits, fitnesses, tournament_size)
-        second = self.tournament_selection(pop_bits, fitnesses, tournament_size)
-        children = self.mutate(self.uniform_crossover(first, second), mutation_rate, is_sign)
+        first = self.tournament_selection(pop_bits, fitnesses, size)
+        second = self.tournament_selection(pop_bits, fitnesses, size)
+        children = self.mutate(self.uniform_crossover(first, second), rate, is_sign)
         return torch.cat([survivors, children[elite:]]), fitnesses
 
     def evolve(

@@ -5,20 +5,20 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
-#include <c10/core/DispatchKeySet.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "detail/without_autocast.h"
 
 namespace torchvq::detail {
 
 /// `at::cat` in the tensors' own dtype.
 inline at::Tensor joined(at::TensorList tensors, int64_t dim = 0) {
-  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  const WithoutAutocast without_autocast;
   return at::cat(tensors, dim);
 }
 
 /// `at::stack` in the tensors' own dtype.
 inline at::Tensor stacked(at::TensorList tensors, int64_t dim = 0) {
-  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  const WithoutAutocast without_autocast;
   return at::stack(tensors, dim);
 }
 

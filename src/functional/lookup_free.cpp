@@ -2,14 +2,13 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/softplus.h>
-#include <c10/core/DispatchKeySet.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <torchvq/ops/unit_vectors.h>
 
 #include "detail/checks.h"
 #include "detail/precision.h"
+#include "detail/without_autocast.h"
 
 namespace torchvq::functional {
 
@@ -26,8 +25,7 @@ at::Tensor cosine_linear(const at::Tensor& x, const at::Tensor& weight, double s
   TORCH_CHECK_VALUE(x.dim() >= 1 && x.sym_size(-1) == weight.sym_size(0), op,
                     ": expected x to have ", weight.sym_size(0), " features, but got shape ",
                     x.sym_sizes());
-  // C++ callers bypass the dispatcher, in which operators disable autocast.
-  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  const detail::WithoutAutocast without_autocast;
   const auto dtype = detail::value_dtype(x, weight);
   const auto columns = ops::unit_vectors(weight.to(dtype).t()).t();
   return ops::unit_vectors(x.to(dtype)).matmul(columns) * scale;

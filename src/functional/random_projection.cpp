@@ -6,18 +6,16 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/randn.h>
-#include <c10/core/DispatchKeySet.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include "detail/checks.h"
+#include "detail/without_autocast.h"
 
 namespace torchvq::functional {
 
 at::Tensor random_projection(const at::Tensor& x, const at::Tensor& projections, bool norm) {
   constexpr auto op = "random_projection";
-  // C++ callers bypass the dispatcher, in which operators disable autocast.
-  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  const detail::WithoutAutocast without_autocast;
   detail::check_floating(op, "x", x);
   detail::check_floating(op, "projections", projections);
   detail::check_rank(op, "projections", projections, 3, "(C, D, E)");

@@ -3,11 +3,10 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linalg_qr.h>
 #include <ATen/ops/randn.h>
-#include <c10/core/DispatchKeySet.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include "detail/checks.h"
+#include "detail/without_autocast.h"
 
 namespace torchvq::functional {
 
@@ -20,8 +19,7 @@ at::Tensor rotate_features(const at::Tensor& x, const at::Tensor& rotation, bool
                         x.sym_size(-1) == rotation.sym_size(0),
                     op, ": expected rotation to have shape (D, D) for x (*, D), but got shapes ",
                     rotation.sym_sizes(), " and ", x.sym_sizes());
-  // C++ callers bypass the dispatcher, in which operators disable autocast.
-  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  const detail::WithoutAutocast without_autocast;
   const auto dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const auto matrix = rotation.to(dtype);
   return x.to(dtype).matmul(inverse ? matrix.t() : matrix);

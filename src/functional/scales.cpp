@@ -9,14 +9,13 @@
 #include <ATen/ops/conv3d.h>
 #include <ATen/ops/lerp.h>
 #include <ATen/ops/where.h>
-#include <c10/core/DispatchKeySet.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <torchvq/ops/random_uniform.h>
 #include <torchvq/ops/resample_scale.h>
 
 #include "detail/checks.h"
+#include "detail/without_autocast.h"
 #include "ops/resample_scale.h"
 
 namespace torchvq::functional {
@@ -52,8 +51,7 @@ at::Tensor convolve(const at::Tensor& map, const at::Tensor& weight, const at::T
 at::Tensor pool_scale(const at::Tensor& map, at::IntArrayRef size,
                       const std::optional<at::Tensor>& mask) {
   constexpr auto op = "pool_scale";
-  // C++ callers bypass the dispatcher, in which operators disable autocast.
-  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  const detail::WithoutAutocast without_autocast;
   check_scale_tensor(op, "map", map);
   detail::check_grid(op, size);
   TORCH_CHECK_VALUE(map.dim() == static_cast<int64_t>(size.size()) + 2, op,
@@ -84,7 +82,7 @@ at::Tensor pool_scale_mask(const at::Tensor& mask, at::IntArrayRef size) {
 at::Tensor spread_scale(const at::Tensor& tokens, at::IntArrayRef size, c10::SymIntArrayRef full,
                         const at::Tensor& weight, const at::Tensor& bias, double ratio) {
   constexpr auto op = "spread_scale";
-  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  const detail::WithoutAutocast without_autocast;
   check_scale_tensor(op, "tokens", tokens);
   const auto cells = detail::check_grid(op, size);
   TORCH_CHECK_VALUE(tokens.dim() == 3 && tokens.sym_size(1) == cells, op,

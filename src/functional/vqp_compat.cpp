@@ -6,14 +6,13 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cdist.h>
 #include <ATen/ops/ones_like.h>
-#include <c10/core/DispatchKeySet.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <torchvq/functional/layout.h>
 #include <torchvq/ops/sign_quantize.h>
 #include <torchvq/ops/snapshot.h>
 
+#include "detail/without_autocast.h"
 #include "functional/token_codes.h"
 
 namespace torchvq::functional {
@@ -50,8 +49,7 @@ at::Tensor vqp_rotation_trick(const at::Tensor& x, const at::Tensor& codes) {
 at::Tensor vqp_diversity_loss(const at::Tensor& inputs, const at::Tensor& codebook,
                               c10::SymInt batch, c10::SymInt tokens, int64_t heads, bool separate,
                               double temperature, const std::string& metric) {
-  // C++ callers bypass the dispatcher, in which operators disable autocast.
-  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  const detail::WithoutAutocast without_autocast;
   // A copy, because the step may overwrite the codebook before backward.
   const auto codes = ops::snapshot(codebook).to(inputs.scalar_type());
   const auto logits = codes.dim() == 4     ? token_scores(inputs, codes, metric)
@@ -76,8 +74,7 @@ at::Tensor vqp_masked_commitment(const at::Tensor& tokens, const at::Tensor& cod
 std::pair<at::Tensor, at::Tensor> vqp_sign_entropy(const at::Tensor& latents, double sharpness,
                                                    const std::optional<at::Tensor>& mask,
                                                    bool masked) {
-  // C++ callers bypass the dispatcher, in which operators disable autocast.
-  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  const detail::WithoutAutocast without_autocast;
   const int64_t bits = latents.size(-1);
   const auto every = at::arange(int64_t{1} << bits, latents.options().dtype(at::kLong));
   const auto corners = ops::sign_decode(every, bits, 1.0).to(latents.scalar_type());

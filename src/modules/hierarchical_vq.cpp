@@ -10,8 +10,6 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros_like.h>
-#include <c10/core/DispatchKeySet.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/nn/init.h>
 #include <torch/nn/modules/container/modulelist.h>
 
@@ -20,6 +18,7 @@
 #include <torchvq/ops/lookup_codes.h>
 
 #include "detail/checks.h"
+#include "detail/without_autocast.h"
 #include "modules/call_checks.h"
 #include "modules/copy_tensors.h"
 #include "modules/indices.h"
@@ -252,7 +251,7 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
   detail::check_temperature(get_vq(0).options, call.sample_codebook_temp(), kHierarchicalVQ);
   const auto targets = checked_targets(x, call);
   // Decoding may run outside autocast, so forward disables it for equal results.
-  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  const detail::WithoutAutocast without_autocast;
   std::vector<Codebook> codebooks;
   for (const auto& vq : vqs) codebooks.push_back(vq->codebook_state);
   const auto ranks = detail::ranks_of(get_vq(0), kHierarchicalVQ);
@@ -321,7 +320,7 @@ torch::Tensor HierarchicalVQImpl::get_output_from_indices(
   TORCH_CHECK_VALUE(static_cast<int64_t>(full.size()) == options.spatial_dims(),
                     "HierarchicalVQ: expected full_shape to be ", options.spatial_dims(),
                     " numbers, but got ", full);
-  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  const detail::WithoutAutocast without_autocast;
   torch::Tensor total;
   for (int64_t scale = 0; scale < num_levels(); ++scale) {
     const auto decoded = decode_scale(scale, whole[scale], full);

@@ -8,8 +8,6 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/DispatchKeySet.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/nn/modules/linear.h>
 
 #include <torchvq/distributed/ranks.h>
@@ -20,6 +18,7 @@
 #include <torchvq/functional/quantize.h>
 #include <torchvq/ops/lookup_codes.h>
 
+#include "detail/without_autocast.h"
 #include "modules/copy_tensors.h"
 #include "modules/layout.h"
 #include "modules/projection.h"
@@ -115,7 +114,7 @@ SimVQImpl::borrowed_modules() const {
 
 torch::Tensor SimVQImpl::codebook() {
   // Decoding recomputes the codes, possibly outside autocast.
-  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  const detail::WithoutAutocast without_autocast;
   const auto* linear = code_transform.ptr()->as<torch::nn::LinearImpl>();
   const auto codes = linear != nullptr ? transformed(*linear, frozen_codebook)
                                        : run_transform(code_transform, frozen_codebook);

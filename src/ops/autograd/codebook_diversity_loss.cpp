@@ -8,28 +8,23 @@
 namespace torchvq {
 namespace {
 
-constexpr auto kDiversityLoss = "codebook_diversity_loss";
-
-at::Tensor codebook_diversity_loss(const at::Tensor& x, const at::Tensor& codebook,
-                                   double temperature, c10::string_view metric,
-                                   const std::optional<at::Tensor>& mask,
-                                   const std::optional<at::Tensor>& totals) {
-  return detail::loss_with_precomputed_gradients(
-      kDiversityLoss, x, codebook, [&](std::array<bool, 2> wanted) {
-        return ops::codebook_diversity_loss_forward(x, codebook, temperature, metric, mask, totals,
-                                                    wanted);
-      });
-}
-
 detail::LossAndGradients codebook_diversity_loss_forward(
     const at::Tensor& x, const at::Tensor& codebook, double temperature, c10::string_view metric,
     const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& totals,
     std::array<bool, 2> given) {
   return detail::leaf_with_precomputed_gradients(
-      kDiversityLoss, x, codebook, given, [&](std::array<bool, 2> wanted) {
+      "codebook_diversity_loss", x, codebook, given, [&](std::array<bool, 2> wanted) {
         return ops::codebook_diversity_loss_forward(x, codebook, temperature, metric, mask, totals,
                                                     wanted);
       });
+}
+
+at::Tensor codebook_diversity_loss(const at::Tensor& x, const at::Tensor& codebook,
+                                   double temperature, c10::string_view metric,
+                                   const std::optional<at::Tensor>& mask,
+                                   const std::optional<at::Tensor>& totals) {
+  return std::get<0>(codebook_diversity_loss_forward(x, codebook, temperature, metric, mask, totals,
+                                                     {false, false}));
 }
 
 }  // namespace

@@ -7,24 +7,20 @@
 namespace torchvq {
 namespace {
 
-constexpr auto kCrossEntropy = "commitment_cross_entropy";
-
-at::Tensor commitment_cross_entropy(const at::Tensor& x, const at::Tensor& codebook,
-                                    const at::Tensor& targets, c10::string_view metric,
-                                    const std::optional<at::Tensor>& mask) {
-  return detail::loss_with_precomputed_gradients(
-      kCrossEntropy, x, codebook, [&](std::array<bool, 2> wanted) {
-        return ops::commitment_cross_entropy_forward(x, codebook, targets, metric, mask, wanted);
-      });
-}
-
 detail::LossAndGradients commitment_cross_entropy_forward(
     const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& targets,
     c10::string_view metric, const std::optional<at::Tensor>& mask, std::array<bool, 2> given) {
   return detail::leaf_with_precomputed_gradients(
-      kCrossEntropy, x, codebook, given, [&](std::array<bool, 2> wanted) {
+      "commitment_cross_entropy", x, codebook, given, [&](std::array<bool, 2> wanted) {
         return ops::commitment_cross_entropy_forward(x, codebook, targets, metric, mask, wanted);
       });
+}
+
+at::Tensor commitment_cross_entropy(const at::Tensor& x, const at::Tensor& codebook,
+                                    const at::Tensor& targets, c10::string_view metric,
+                                    const std::optional<at::Tensor>& mask) {
+  return std::get<0>(
+      commitment_cross_entropy_forward(x, codebook, targets, metric, mask, {false, false}));
 }
 
 }  // namespace

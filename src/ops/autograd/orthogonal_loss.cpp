@@ -8,31 +8,23 @@
 namespace torchvq {
 namespace {
 
-constexpr auto kOrthogonalLoss = "orthogonal_loss";
-
-auto leaf_of(const at::Tensor& codebook, const std::optional<at::Tensor>& indices,
-             std::optional<int64_t> max_codes, const std::optional<at::Tensor>& rng) {
-  return [&codebook, &indices, max_codes, &rng](std::array<bool, 2> wanted) {
-    auto [loss, grad] = ops::orthogonal_loss_forward(codebook, indices, max_codes, rng, wanted[1]);
-    return std::tuple{loss, at::empty({0}, codebook.options()), grad};
-  };
-}
-
-at::Tensor orthogonal_loss(const at::Tensor& codebook, const std::optional<at::Tensor>& indices,
-                           std::optional<int64_t> max_codes, const std::optional<at::Tensor>& rng) {
-  return detail::loss_with_precomputed_gradients(kOrthogonalLoss, std::nullopt, codebook,
-                                                 leaf_of(codebook, indices, max_codes, rng));
-}
-
 std::tuple<at::Tensor, at::Tensor> orthogonal_loss_forward(const at::Tensor& codebook,
                                                            const std::optional<at::Tensor>& indices,
                                                            std::optional<int64_t> max_codes,
                                                            const std::optional<at::Tensor>& rng,
                                                            bool want_grad) {
+  const auto leaf = [&](std::array<bool, 2> wanted) {
+    auto [loss, grad] = ops::orthogonal_loss_forward(codebook, indices, max_codes, rng, wanted[1]);
+    return std::tuple{loss, at::empty({0}, codebook.options()), grad};
+  };
   const auto [loss, none, grad] = detail::leaf_with_precomputed_gradients(
-      kOrthogonalLoss, std::nullopt, codebook, {false, want_grad},
-      leaf_of(codebook, indices, max_codes, rng));
+      "orthogonal_loss", std::nullopt, codebook, {false, want_grad}, leaf);
   return {loss, grad};
+}
+
+at::Tensor orthogonal_loss(const at::Tensor& codebook, const std::optional<at::Tensor>& indices,
+                           std::optional<int64_t> max_codes, const std::optional<at::Tensor>& rng) {
+  return std::get<0>(orthogonal_loss_forward(codebook, indices, max_codes, rng, false));
 }
 
 }  // namespace

@@ -58,8 +58,9 @@ struct PrecomputedGradients : torch::autograd::Function<PrecomputedGradients> {
   }
 };
 
-/// The Autograd kernel of a `leaf`, `<op>_forward`: below a level of torch.func, that is what calls
-/// meet. `wanted` are the gradients that the level above wants. Some losses have no `x`.
+/// The Autograd kernel of a `leaf`, `<op>_forward`, whose first result is the loss: below a level
+/// of torch.func, the leaf is what calls meet. `wanted` are the gradients that the caller wants,
+/// beside those of tensors that require one. Some losses have no `x`.
 template <typename Leaf>
 LossAndGradients leaf_with_precomputed_gradients(const char* op, const std::optional<at::Tensor>& x,
                                                  const at::Tensor& codebook,
@@ -68,13 +69,6 @@ LossAndGradients leaf_with_precomputed_gradients(const char* op, const std::opti
   wanted[1] = wanted[1] || wants_gradient(codebook);
   const auto found = detail::differentiable<PrecomputedGradients>(x, codebook, op, wanted, leaf);
   return {found[0], found[1], found[2]};
-}
-
-/// The Autograd kernel of such a loss.
-template <typename Leaf>
-at::Tensor loss_with_precomputed_gradients(const char* op, const std::optional<at::Tensor>& x,
-                                           const at::Tensor& codebook, const Leaf& leaf) {
-  return std::get<0>(leaf_with_precomputed_gradients(op, x, codebook, {false, false}, leaf));
 }
 
 }  // namespace torchvq::detail

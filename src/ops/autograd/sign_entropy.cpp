@@ -42,21 +42,20 @@ struct SignEntropy : torch::autograd::Function<SignEntropy> {
   }
 };
 
-std::tuple<at::Tensor, at::Tensor> sign_entropy(const at::Tensor& x, double sharpness,
-                                                const std::optional<at::Tensor>& mask,
-                                                const std::optional<at::Tensor>& totals) {
-  const auto outputs =
-      detail::differentiable<SignEntropy>(x, sharpness, mask, totals, detail::wants_gradient(x));
-  return {outputs[0], outputs[1]};
-}
-
-/// Below a level of torch.func, that is what calls meet.
+/// Below a level of torch.func, this is what calls meet.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> sign_entropy_forward(
     const at::Tensor& x, double sharpness, const std::optional<at::Tensor>& mask,
     const std::optional<at::Tensor>& totals, bool wanted) {
   const auto outputs = detail::differentiable<SignEntropy>(x, sharpness, mask, totals,
                                                            wanted || detail::wants_gradient(x));
   return {outputs[0], outputs[1], outputs[2], outputs[3]};
+}
+
+std::tuple<at::Tensor, at::Tensor> sign_entropy(const at::Tensor& x, double sharpness,
+                                                const std::optional<at::Tensor>& mask,
+                                                const std::optional<at::Tensor>& totals) {
+  const auto found = sign_entropy_forward(x, sharpness, mask, totals, /*wanted=*/false);
+  return {std::get<0>(found), std::get<1>(found)};
 }
 
 }  // namespace
