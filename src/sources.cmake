@@ -153,6 +153,7 @@ set(TORCHVQ_SOURCES
   modules/kept_buffers.cpp
   modules/latent_quantize.cpp
   modules/layout.cpp
+  modules/learn_levels.cpp
   modules/lfq.cpp
   modules/losses.cpp
   modules/messages.cpp

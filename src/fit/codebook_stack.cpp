@@ -12,6 +12,12 @@
 namespace torchvq::fit {
 namespace {
 
+const std::vector<at::Tensor>& first_group(const CodebookStack& stack) {
+  TORCH_CHECK_VALUE(!stack.groups.empty() && !stack.groups[0].empty(),
+                    "CodebookStack: expected groups to hold at least one codebook, but got none");
+  return stack.groups[0];
+}
+
 void check_stack(const CodebookStack& stack, const char* where) {
   TORCH_CHECK_VALUE(!stack.groups.empty() && !stack.groups[0].empty(), where,
                     ": expected stack to have at least one codebook, but got none");
@@ -52,11 +58,11 @@ at::Tensor decode_group(const at::Tensor& codes, const std::vector<at::Tensor>& 
 
 }  // namespace
 
-int64_t CodebookStack::group_dim() const { return groups[0][0].size(1); }
+int64_t CodebookStack::group_dim() const { return first_group(*this)[0].size(1); }
 
 int64_t CodebookStack::dim() const { return group_dim() * static_cast<int64_t>(groups.size()); }
 
-int64_t CodebookStack::levels() const { return static_cast<int64_t>(groups[0].size()); }
+int64_t CodebookStack::levels() const { return static_cast<int64_t>(first_group(*this).size()); }
 
 int64_t CodebookStack::columns() const { return levels() * static_cast<int64_t>(groups.size()); }
 
@@ -67,12 +73,19 @@ int64_t CodebookStack::largest_codebook() const {
 }
 
 const at::Tensor& CodebookStack::codebook(int64_t column) const {
-  return groups[static_cast<size_t>(column / levels())][static_cast<size_t>(column % levels())];
+  TORCH_CHECK_INDEX(column >= 0 && column < columns(),
+                    "CodebookStack: expected column to be in [0, ", columns(), "), but got ",
+                    column);
+  const auto& group = groups[static_cast<size_t>(column / levels())];
+  const auto level = static_cast<size_t>(column % levels());
+  TORCH_CHECK_VALUE(level < group.size(), "CodebookStack: expected groups of ", levels(),
+                    " levels, as the first, but got ", group.size());
+  return group[level];
 }
 
 int64_t CodebookStack::paths(int64_t most) const {
   int64_t paths = 1;
-  for (const auto& level : groups[0]) {
+  for (const auto& level : first_group(*this)) {
     if (level.size(0) > most / paths) return most;
     paths *= level.size(0);
   }

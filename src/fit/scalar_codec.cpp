@@ -37,9 +37,41 @@ at::Tensor codes_of(const at::Tensor& indices, const ScalarCodec& codec) {
   return ops::scalar_decode(indices, codec.levels, /*symmetric=*/true, at::kDouble).flip({-1});
 }
 
+bool has_shape(const at::Tensor& tensor, at::IntArrayRef shape) {
+  return tensor.defined() && tensor.sizes() == shape && at::isFloatingType(tensor.scalar_type());
+}
+
+bool has_maps(const ScalarCodec& codec) {
+  return codec.in_weight.defined() || codec.in_bias.defined() || codec.out_weight.defined() ||
+         codec.out_bias.defined();
+}
+
 }  // namespace
 
+void check_scalar_codec(const char* where, const ScalarCodec& codec) {
+  const bool signs = codec.method == "lfq";
+  TORCH_CHECK_VALUE(signs || codec.method == "fsq", where,
+                    ": expected method to be fsq or lfq, but got ", codec.method);
+  TORCH_CHECK_VALUE(codec.num_codebooks >= 1 && codec.dim >= 1 && !codec.levels.empty(), where,
+                    ": expected a codec with at least one codebook, feature and number of levels, "
+                    "but got ",
+                    codec.num_codebooks, ", ", codec.dim, " and ", codec.levels.size());
+  for (const auto level : codec.levels)
+    TORCH_CHECK_VALUE(signs ? level == 2 : level >= 2, where, ": expected levels to be ",
+                      signs ? "2 each for lfq" : "at least 2", ", but got ", level);
+  const int64_t features = codec.features(), dim = codec.dim;
+  const bool fits = !has_maps(codec) ? features == dim
+                                     : has_shape(codec.in_weight, {features, dim}) &&
+                                           has_shape(codec.in_bias, {features}) &&
+                                           has_shape(codec.out_weight, {dim, features}) &&
+                                           has_shape(codec.out_bias, {dim});
+  TORCH_CHECK_VALUE(fits, where, ": expected maps between ", dim, " and ", features,
+                    " features, or none if these are equal, but got ",
+                    has_maps(codec) ? "maps of other shapes" : "none");
+}
+
 at::Tensor encode_scalar(const at::Tensor& x, const ScalarCodec& codec) {
+  check_scalar_codec("encode_scalar", codec);
   TORCH_CHECK_VALUE(x.dim() == 2 && x.size(1) == codec.dim,
                     "encode_scalar: expected x to have shape (N, ", codec.dim, "), but got ",
                     x.sizes());
@@ -49,6 +81,7 @@ at::Tensor encode_scalar(const at::Tensor& x, const ScalarCodec& codec) {
 }
 
 at::Tensor decode_scalar(const at::Tensor& codes, const ScalarCodec& codec) {
+  check_scalar_codec("decode_scalar", codec);
   TORCH_CHECK_VALUE(codes.dim() == 2 && codes.size(1) == codec.num_codebooks,
                     "decode_scalar: expected codes to have shape (N, ", codec.num_codebooks,
                     "), but got ", codes.sizes());
@@ -62,6 +95,7 @@ EvaluateScalarOutput evaluate_scalar(const functional::VectorBlocks& vectors,
                                      const ScalarCodec& codec,
                                      const std::function<void(int64_t rows)>& progress) {
   functional::check_blocks("evaluate_scalar", vectors);
+  check_scalar_codec("evaluate_scalar", codec);
   const auto size = codec.codebook_size();
   const auto counted = size <= kMostCounted ? size : 0;
   EvaluateScalarOutput output;

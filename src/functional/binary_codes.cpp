@@ -15,6 +15,18 @@
 #include "detail/precision.h"
 
 namespace torchvq::functional {
+namespace {
+
+/// The index of each code; -1 for a token without one, such as padding, which is all zeros.
+at::Tensor codes_of_one_hot(const at::Tensor& one_hot) {
+  const auto dtype = one_hot.scalar_type();
+  TORCH_CHECK_TYPE(!at::isComplexType(dtype),
+                   "binary_log_prob: expected one_hot to be real, but got ", dtype);
+  const auto ordered = dtype == at::kBool ? one_hot.to(at::kByte) : one_hot;
+  return ordered.argmax(-1).masked_fill(one_hot.ne(0).any(-1).logical_not(), -1);
+}
+
+}  // namespace
 
 at::Tensor binary_entropy(const at::Tensor& logits) {
   const auto told = ops::binary_kl_loss(logits, 0.0, std::nullopt, /*reduce=*/false);
@@ -43,10 +55,7 @@ at::Tensor binary_log_prob(const at::Tensor& logits, const std::optional<at::Ten
     TORCH_CHECK_VALUE(one_hot->sym_size(-1) == codes_count, op, ": expected one_hot to have ",
                       codes_count, " codes on its last axis, but got ", one_hot->sym_size(-1));
   }
-  // A token without a code, such as padding, is all zeros.
-  const auto codes =
-      indices ? *indices
-              : one_hot->argmax(-1).masked_fill(one_hot->ne(0).any(-1).logical_not(), -1);
+  const auto codes = indices ? *indices : codes_of_one_hot(*one_hot);
   const std::vector<int64_t> pairs(static_cast<size_t>(logits.size(-1)), 2);
   const auto bits = ops::scalar_level_indices(codes, pairs);
   const auto wide = logits.to(detail::value_dtype(logits, logits));

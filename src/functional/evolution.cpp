@@ -27,7 +27,10 @@ at::Tensor flips(const at::Tensor& rng, const at::Tensor& bits, double rate) {
   return uniform(rng, bits.sym_sizes()).lt(rate).to(bits.device());
 }
 
-at::Tensor comparable(const at::Tensor& fitnesses) {
+at::Tensor comparable(const char* op, const at::Tensor& fitnesses) {
+  TORCH_CHECK_TYPE(!fitnesses.is_complex(), op, ": expected fitnesses to be real, but got ",
+                   fitnesses.scalar_type());
+  if (fitnesses.scalar_type() == at::kBool) return fitnesses.to(at::kByte);  // argmax takes no bool
   constexpr double infinity = std::numeric_limits<double>::infinity();
   return fitnesses.nan_to_num(-infinity, infinity, -infinity);
 }
@@ -67,6 +70,7 @@ at::Tensor grow_population(const at::Tensor& bits, const at::Tensor& rng, int64_
   TORCH_CHECK_VALUE(bits.dim() >= 1 && bits.sym_size(0) > 0,
                     "grow_population: expected bits to be a batch of at least 1, but got shape ",
                     bits.sym_sizes());
+  TORCH_CHECK_VALUE(size >= 0, "grow_population: expected size to be at least 0, but got ", size);
   const auto rows = at::arange(size, bits.options().dtype(at::kLong));
   const auto copies = bits.index_select(0, rows.remainder(at::Scalar(bits.sym_size(0))));
   return mutate_bits(copies, rng, rate, is_sign);
@@ -81,7 +85,8 @@ at::Tensor cross_bits(const at::Tensor& first, const at::Tensor& second, const a
 
 at::Tensor fittest_first(const at::Tensor& fitnesses) {
   detail::check_rank("fittest_first", "fitnesses", fitnesses, 1, "(P,)");
-  return comparable(fitnesses).argsort(/*stable=*/true, /*dim=*/0, /*descending=*/true);
+  return comparable("fittest_first", fitnesses)
+      .argsort(/*stable=*/true, /*dim=*/0, /*descending=*/true);
 }
 
 at::Tensor select_parents(const at::Tensor& population, const at::Tensor& fitnesses,
@@ -97,7 +102,7 @@ at::Tensor select_parents(const at::Tensor& population, const at::Tensor& fitnes
   const auto drawn = (uniform(rng, {count, tournament_size}) * at::Scalar(count))
                          .to(at::kLong)
                          .to(fitnesses.device());
-  const auto best = comparable(fitnesses).index({drawn}).argmax(1, /*keepdim=*/true);
+  const auto best = comparable(op, fitnesses).index({drawn}).argmax(1, /*keepdim=*/true);
   const auto winners = drawn.gather(1, best).squeeze(1);
   return population.index_select(0, winners.to(population.device()));
 }

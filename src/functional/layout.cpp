@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 
 #include <ATen/Parallel.h>
@@ -126,6 +127,18 @@ at::Tensor split_indices(const at::Tensor& indices, int64_t heads, bool separate
 
 namespace {
 
+/// Checks a mask of tokens whose last `features` axes it lacks.
+void check_token_mask(const char* op, const at::Tensor& mask, const at::Tensor& tokens,
+                      int64_t features) {
+  detail::check_defined(op, "mask", mask);
+  TORCH_CHECK_TYPE(mask.scalar_type() == at::kBool, op, ": expected mask to be bool, but got ",
+                   mask.scalar_type());
+  const bool fits = mask.dim() >= 1 && mask.dim() + features == tokens.dim() &&
+                    mask.sym_sizes() == tokens.sym_sizes().slice(0, mask.dim());
+  TORCH_CHECK_VALUE(fits, op, ": expected mask to have one value per token, but got shape ",
+                    mask.sym_sizes(), " for tokens of shape ", tokens.sym_sizes());
+}
+
 /// Whether tokens (*, D) are copied faster as rows than element by element.
 bool are_rows(const at::Tensor& tokens, const at::Tensor& mask) {
   // First, because a comparison of symbolic sizes would bind a graph to them.
@@ -161,7 +174,7 @@ at::Tensor masked_rows(const at::Tensor& tokens, const at::Tensor& mask) {
 
 at::Tensor fill_masked(const at::Tensor& tokens, const at::Tensor& mask) {
   detail::check_defined("fill_masked", "tokens", tokens);
-  detail::check_defined("fill_masked", "mask", mask);
+  check_token_mask("fill_masked", mask, tokens, 1);
   if (are_rows(tokens, mask)) return masked_rows(tokens, mask);
   return tokens.masked_fill(mask.logical_not().unsqueeze(-1), 0);
 }
@@ -169,9 +182,9 @@ at::Tensor fill_masked(const at::Tensor& tokens, const at::Tensor& mask) {
 at::Tensor fill_padding(const at::Tensor& output, const at::Tensor& mask,
                         const std::optional<at::Tensor>& padding) {
   detail::check_defined("fill_padding", "output", output);
-  detail::check_defined("fill_padding", "mask", mask);
-  if (!padding && are_rows(output, mask)) return masked_rows(output, mask);
   const bool candidates = output.dim() == 4;
+  check_token_mask("fill_padding", mask, output, candidates ? 2 : 1);
+  if (!padding && are_rows(output, mask)) return masked_rows(output, mask);
   const auto feature_mask = candidates ? mask.unsqueeze(-1).unsqueeze(-1) : mask.unsqueeze(-1);
   if (!padding) {
     return output.masked_fill(feature_mask.logical_not(), 0);
@@ -183,8 +196,13 @@ at::Tensor lens_to_mask(const at::Tensor& lens, SymInt length) {
   detail::check_rank("lens_to_mask", "lens", lens, 1, "(B,)");
   TORCH_CHECK_TYPE(at::isIntegralType(lens.scalar_type(), /*includeBool=*/false),
                    "lens_to_mask: expected lens to be integer, but got ", lens.scalar_type());
+  TORCH_CHECK_VALUE(length >= 0, "lens_to_mask: expected length to be at least 0, but got ",
+                    length);
   const auto position = at::arange(length, lens.options().dtype(at::kLong));
-  return position.unsqueeze(0).lt(lens.unsqueeze(1));
+  auto whole = lens.to(at::kLong);
+  // The cast wraps lengths from 2^63 on.
+  if (lens.scalar_type() == at::kUInt64) whole = whole.masked_fill(whole.lt(0), INT64_MAX);
+  return position.unsqueeze(0).lt(whole.unsqueeze(1));
 }
 
 namespace {

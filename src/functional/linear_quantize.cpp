@@ -9,6 +9,7 @@
 #include <torchvq/ops/linear_nearest_code.h>
 
 #include "detail/checks.h"
+#include "detail/token_checks.h"
 #include "ops/unit_vectors.h"
 
 namespace torchvq::functional {
@@ -22,6 +23,7 @@ QuantizeOutput linear_quantize(const at::Tensor& x, const at::Tensor& frozen,
   auto [codes, indices] = ops::linear_nearest_code(inputs, frozen, weight, bias);
   const auto quantized =
       estimate(inputs, codes, /*rng=*/{}, EstimateOptions().estimator(estimator));
+  detail::check_mask("linear_quantize", mask, x);
   if (mask) indices = indices.masked_fill(mask->logical_not(), -1);
   return {quantized, indices, codes, inputs};
 }

@@ -25,6 +25,14 @@ at::Tensor by_codebook(const at::Tensor& tokens, int64_t codebooks, int64_t dim)
   return tokens.unflatten(-1, {codebooks, dim});
 }
 
+void check_scale(const char* op, const at::Tensor& scale, const at::Tensor& tokens) {
+  detail::check_floating(op, "scale", scale);
+  TORCH_CHECK_VALUE(
+      scale.dim() == 1 && tokens.dim() >= 1 && scale.sym_size(0) == tokens.sym_size(-1), op,
+      ": expected scale to have one value per feature of tokens of shape ", tokens.sym_sizes(),
+      ", but got shape ", scale.sym_sizes());
+}
+
 at::Tensor add_noise(const at::Tensor& codes, at::IntArrayRef levels,
                      const QuantizeScalarsOptions& options) {
   if (!options.vqp_noise()) {
@@ -38,8 +46,13 @@ at::Tensor add_noise(const at::Tensor& codes, at::IntArrayRef levels,
 /// Codes (*, C * D) and indices (*, C); indices are (*) for one codebook.
 QuantizeScalarsOutput quantize_features(const at::Tensor& tokens, at::IntArrayRef levels,
                                         const QuantizeScalarsOptions& options) {
+  constexpr auto op = "quantize_scalars";
+  detail::check_floating(op, "tokens", tokens);
+  TORCH_CHECK_VALUE(options.noise() >= 0, op, ": expected noise to be at least 0, but got ",
+                    options.noise());
   // Tokens of stacks are float32 or float64; a half-precision quotient would be rounded.
   const auto& scale = options.scale();
+  if (scale) check_scale(op, *scale, tokens);
   auto features = scale ? tokens.div(scale->to(tokens.scalar_type())) : tokens;
   const bool one = options.codebooks() == 1;
   if (!one) {
@@ -55,9 +68,9 @@ QuantizeScalarsOutput quantize_features(const at::Tensor& tokens, at::IntArrayRe
   if (!one) codes = codes.flatten(-2);
   if (scale) codes = codes.mul(scale->to(codes.scalar_type()));
   if (options.mask()) {
-    const auto absent = options.mask()->logical_not(), of_features = absent.unsqueeze(-1);
-    codes = codes.masked_fill(of_features, 0);
-    indices = indices.masked_fill(one ? absent : of_features, -1);
+    codes = fill_masked(codes, *options.mask());
+    const auto absent = options.mask()->logical_not();
+    indices = indices.masked_fill(one ? absent : absent.unsqueeze(-1), -1);
   }
   return {codes, indices};
 }

@@ -91,9 +91,17 @@ at::Tensor spread_scale(const at::Tensor& tokens, at::IntArrayRef size, c10::Sym
   TORCH_CHECK_VALUE(full.size() == size.size(), op, ": expected full to have ", size.size(),
                     " numbers, but got ", full);
   const auto axes = static_cast<int64_t>(size.size());
-  TORCH_CHECK_VALUE(weight.dim() == axes + 2 && bias.dim() == 1, op,
-                    ": expected weight to have shape (D, D, *kernel) with ", axes,
-                    " axes of a kernel, but got ", weight.sym_sizes());
+  const auto features = tokens.sym_size(2);
+  TORCH_CHECK_VALUE(
+      weight.dim() == axes + 2 && weight.sym_size(0) == features && weight.sym_size(1) == features,
+      op, ": expected weight to have shape (", features, ", ", features, ", *kernel) with ", axes,
+      " axes of a kernel, but got ", weight.sym_sizes());
+  for (const auto& side : weight.sizes().slice(2))
+    TORCH_CHECK_VALUE(side % 2 == 1, op, ": expected the kernel to have odd sizes, but got ",
+                      weight.sizes());
+  TORCH_CHECK_VALUE(bias.dim() == 1 && bias.sym_size(0) == features, op,
+                    ": expected bias to have shape (", features, ",), but got ", bias.sym_sizes());
+  TORCH_CHECK_VALUE(std::isfinite(ratio), op, ": expected ratio to be finite, but got ", ratio);
   std::vector<c10::SymInt> shape{tokens.sym_size(0), tokens.sym_size(2)};
   shape.insert(shape.end(), full.begin(), full.end());
   const auto dtype = tokens.scalar_type();

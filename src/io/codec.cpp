@@ -119,9 +119,29 @@ Codec load_level(const std::string& path, const SafetensorsFile& file, const std
   return codec;
 }
 
+bool has_shape(const at::Tensor& tensor, at::IntArrayRef shape) {
+  return tensor.defined() && at::isFloatingType(tensor.scalar_type()) && tensor.sizes() == shape;
+}
+
+void check_shapes(const Codec& codec, const std::string& where) {
+  const auto& codes = codec.codebook;
+  TORCH_CHECK_VALUE(codes.defined() && at::isFloatingType(codes.scalar_type()) &&
+                        codes.dim() == 2 && codes.numel() > 0,
+                    where, ": expected a floating-point codebook of shape (K, D), but got ",
+                    codes.defined() ? c10::str(codes.scalar_type(), " of shape ", codes.sizes())
+                                    : "an undefined tensor");
+  TORCH_CHECK_VALUE(has_shape(codec.cluster_size, codes.sizes().slice(0, 1)) &&
+                        has_shape(codec.embed_avg, codes.sizes()),
+                    where, ": expected floating-point averages for ", codes.size(0), " codes of ",
+                    codes.size(1), " features, but got other shapes or dtypes");
+}
+
 void check_stack(const CodecStack& stack, const std::string& where) {
   TORCH_CHECK_VALUE(!stack.groups.empty() && !stack.groups[0].empty(), where,
                     ": expected a codec with at least one codebook, but got none");
+  for (const auto& group : stack.groups) {
+    for (const auto& codec : group) check_shapes(codec, where);
+  }
   const auto levels = stack.groups[0].size();
   const auto dim = stack.groups[0][0].codebook.size(1);
   for (const auto& group : stack.groups) {
@@ -148,6 +168,10 @@ void add_tensors(std::map<std::string, at::Tensor>& tensors, const std::string& 
 }
 
 void check_saved(const Codec& codec, size_t group, size_t level) {
+  const auto counted = at::isfinite(codec.cluster_size).logical_and_(codec.cluster_size.ge(0));
+  TORCH_CHECK_VALUE(counted.all().item<bool>(),
+                    "save_codec: expected cluster_size to be finite and at least 0, but level ",
+                    level, " of group ", group, " has another");
   const auto finite =
       at::isfinite(codec.codebook).all(1).logical_and_(at::isfinite(codec.embed_avg).all(1));
   if (finite.all().item<bool>()) return;
@@ -176,8 +200,11 @@ std::string sizes_of(const CodecStack& stack) {
 }  // namespace
 
 Codec make_codec(const at::Tensor& codebook, const at::Tensor& counts, const std::string& metric) {
-  const auto cluster_size = counts.to(at::kFloat);
-  return {codebook, cluster_size, codebook * cluster_size.unsqueeze(1), metric};
+  TORCH_CHECK_VALUE(codebook.dim() == 2 && counts.sizes() == codebook.sizes().slice(0, 1),
+                    "make_codec: expected counts to have one number per code, but got shape ",
+                    counts.sizes(), " for a codebook of shape ", codebook.sizes());
+  const auto codes = codebook.to(at::kFloat), cluster_size = counts.to(at::kFloat);
+  return {codes, cluster_size, codes * cluster_size.unsqueeze(1), metric};
 }
 
 void save_codec(OutputFile& file, const Codec& codec) { save_codec_stack(file, {{{codec}}}); }

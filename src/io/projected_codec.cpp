@@ -141,6 +141,7 @@ void add_map(std::map<std::string, at::Tensor>& tensors, const std::string& key,
 }  // namespace
 
 void save_projected_codec(OutputFile& file, const ProjectedCodec& codec) {
+  fit::check_projected_codec("save_projected_codec", codec);
   std::map<std::string, at::Tensor> tensors;
   for (size_t s = 0; s < codec.stacks.size(); ++s) {
     const auto& stack = codec.stacks[s];

@@ -102,6 +102,7 @@ at::Tensor powers_of_two(int64_t count) {
 }  // namespace
 
 void save_scalar_codec(OutputFile& file, const fit::ScalarCodec& codec) {
+  fit::check_scalar_codec("save_scalar_codec", codec);
   std::map<std::string, at::Tensor> tensors;
   if (codec.in_weight.defined()) {
     tensors = {{"project_in.weight", codec.in_weight},

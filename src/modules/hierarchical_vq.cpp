@@ -273,7 +273,7 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
                                {.mask = map_mask(options, x, mask),
                                 .targets = targets,
                                 .temperature = call.sample_codebook_temp(),
-                                .frozen = frozen,
+                                .frozen = call.freeze_codebook(),
                                 .depth = depth,
                                 .ranks = ranks});
   };

@@ -264,7 +264,14 @@ torch::Tensor LFQImpl::codebook() const {
 
 torch::Tensor LFQImpl::bits_to_codes(const torch::Tensor& bits) const {
   detail::check_defined("LFQ", "bits", bits);
-  return ops::sign_quantize(bits.to(at::kFloat), code_value()).first;
+  TORCH_CHECK_TYPE(!bits.is_complex(), "LFQ: expected bits to be bool or numbers, but got ",
+                   bits.scalar_type());
+  TORCH_CHECK_VALUE(bits.dim() > 0 && bits.size(-1) == bits_, "LFQ: expected bits to be of ", bits_,
+                    " on the last axis, but got shape ", bits.sizes());
+  // float32 has no numbers as small as float64.
+  const bool wide = bits.scalar_type() == at::kDouble;
+  const auto set = (wide ? bits : bits.to(at::kFloat)).gt(0);
+  return ops::sign_quantize(set.to(at::kFloat), code_value()).first;
 }
 
 torch::Tensor LFQImpl::indices_to_codes(const torch::Tensor& indices, bool with_projection) {

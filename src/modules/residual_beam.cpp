@@ -157,13 +157,12 @@ void prepare_levels(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRe
 
 int64_t beam_of(const ResidualVQImpl& rvq, std::optional<int64_t> size) {
   const auto& options = rvq.options;
-  TORCH_CHECK_VALUE(size.value_or(1) >= 1,
-                    "ResidualVQ: expected beam_size to be at least 1, but got ", size.value_or(1));
   if (!size) {
     const bool evaluates = !rvq.is_training() && options.eval_beam_size();
     size = evaluates ? options.eval_beam_size() : options.beam_size();
   }
   const int64_t beam = size.value_or(1);
+  TORCH_CHECK_VALUE(beam >= 1, "ResidualVQ: expected beam_size to be at least 1, but got ", beam);
   const bool learns_in_place = rvq.is_training() && options.vq().in_place_codebook_optimizer();
   TORCH_CHECK_VALUE(beam == 1 || !learns_in_place,
                     "ResidualVQ: expected in_place_codebook_optimizer to be off in training with "

@@ -13,6 +13,7 @@
 #include "detail/checks.h"
 #include "detail/joined.h"
 #include "modules/call_checks.h"
+#include "modules/learn_levels.h"
 #include "modules/messages.h"
 #include "modules/ranks.h"
 #include "modules/residual_beam.h"
@@ -146,8 +147,14 @@ std::string stack_signature(const ResidualVQImpl& rvq) {
        << options.shared_codebook() << ", implicit " << options.implicit_neural_codebook()
        << ", dropout " << options.quantize_dropout() << " from "
        << options.quantize_dropout_cutoff_index() << " in multiples of "
-       << options.quantize_dropout_multiple_of()
-       << (rvq.in_place_state_loaded() ? ", own optimizer with loaded state" : "");
+       << options.quantize_dropout_multiple_of() << ", frozen levels";
+  for (int64_t index = 0; index < rvq.num_quantizers(); ++index) {
+    const auto& level = *rvq.levels[index];
+    const bool kept = level.codebook_state->keeps_statistics();
+    const bool left_out = level.options.freeze_codebook() || (kept && !trains(level, false));
+    if (left_out) text << " " << index;
+  }
+  text << (rvq.in_place_state_loaded() ? ", own optimizer with loaded state" : "");
   return text.str();
 }
 

@@ -1,11 +1,13 @@
 // Losses and learning of the levels of residual stacks, with one exchange of statistics.
 #include <algorithm>
-#include <string>
+#include <cstddef>
+#include <iterator>
 #include <utility>
 
 #include <ATen/ops/zeros_like.h>
 
-#include "functional/residual_learning.h"
+#include "functional/step_tokens.h"
+#include "modules/learn_levels.h"
 #include "modules/losses.h"
 #include "modules/ranks.h"
 #include "modules/residual_engine.h"
@@ -54,51 +56,104 @@ std::vector<F::QuantizerLosses> search_losses(const ResidualVQImpl& rvq,
   return found;
 }
 
-/// The tokens that a level learns from: none where it is frozen, or it or its codebook is in
-/// evaluation mode.
-F::StepTokens learnt_tokens(const Level& level) {
-  const auto& codebook = *level.vq->codebook_state;
+bool level_trains(const Level& level) { return trains(*level.vq, level.request.frozen); }
+
+F::StepTokens tokens_of(const Level& level) {
   const auto& searched = level.result.searched;
-  F::StepTokens tokens{codebook.raw_inputs(searched.inputs), searched.indices, searched.mask};
-  if (level.vq->is_training() && codebook.is_training() && !level.request.frozen) return tokens;
-  const auto none = [](const at::Tensor& rows) { return rows.slice(1, 0, 0); };
-  return {none(tokens.x), none(tokens.indices),
-          tokens.mask ? std::optional(none(*tokens.mask)) : std::nullopt};
+  return {level.vq->codebook_state->raw_inputs(searched.inputs), searched.indices, searched.mask};
 }
 
-/// Updates the averages and codes of all levels, and replaces dead codes. Returns the tokens per
-/// code of each level, over all ranks; empty if no level learns.
-Counts update(const std::vector<Searched>& stacks) {
-  const auto& first = stacks[0].walk->levels[0];
-  const auto& codebook = *first.vq->codebook_state;
-  if (!codebook.learns(first.request.ema_update)) return Counts(stacks.size());
-  std::vector<F::StackStep> steps;
-  std::vector<Codebook> codebooks;
-  for (const auto& [rvq, walk, request] : stacks) {
-    F::StackStep step{states_of(*rvq), {}, rvq->options.shared_codebook()};
-    for (const auto& level : walk->levels) {
-      step.tokens.push_back(learnt_tokens(level));
-    }
-    steps.push_back(std::move(step));
-    for (auto& own : codebooks_of(*rvq)) codebooks.push_back(std::move(own));
+/// In the reference, only the first level learns with a beam.
+std::vector<Level> learning_levels(const Searched& stack) {
+  auto levels = stack.walk->levels;
+  if (stack.rvq->options.vq().vqp_compat() && stack.request->beam > 1) levels.resize(1);
+  return levels;
+}
+
+/// A shared codebook sees the residuals of all levels as the tokens of one step.
+LearningLevel shared_level(const std::vector<Level>& levels) {
+  std::vector<F::StepTokens> trained;
+  for (const auto& level : levels) {
+    if (level_trains(level)) trained.push_back(tokens_of(level));
   }
-  auto options = codebook.learning(first.request.ema_update, stacks[0].request->ranks);
-  return F::learn_stacks_(steps, options.signature(joined_signature(codebooks)),
-                          stacks[0].request->beam);
+  if (trained.empty()) return {levels[0].vq, F::no_tokens(tokens_of(levels[0])), false};
+  return {levels[0].vq, F::joined_tokens(trained), true};
+}
+
+/// The codebooks of a stack; those that do not learn keep their place in the message.
+std::vector<LearningLevel> step_of(const Searched& stack) {
+  const auto levels = learning_levels(stack);
+  if (stack.rvq->options.shared_codebook()) return {shared_level(levels)};
+  std::vector<LearningLevel> step;
+  for (size_t index = 0; index < stack.rvq->levels.size(); ++index) {
+    const auto& vq = *stack.rvq->levels[index];
+    const auto& level = levels[std::min(index, levels.size() - 1)];
+    const bool used = index < levels.size();
+    const bool learns = used ? level_trains(level)
+                             : trains(vq, stack.request->frozen || vq.options.freeze_codebook());
+    const auto tokens = tokens_of(level);
+    step.push_back({&vq, used && learns ? tokens : F::no_tokens(tokens), learns});
+  }
+  return step;
+}
+
+/// As in the reference, a shared codebook is updated once per level.
+std::vector<at::Tensor> learn_in_turn(const Searched& stack) {
+  std::vector<at::Tensor> counts;
+  for (const auto& level : learning_levels(stack)) {
+    if (!level_trains(level)) continue;
+    counts.push_back(learn_together({{level.vq, tokens_of(level), true}}, stack.request->ranks)[0]);
+  }
+  return counts;
+}
+
+/// Updates the averages and codes of all levels, and replaces dead codes, with one exchange for all
+/// stacks. Returns the tokens per code of each codebook, over all ranks; see learn_together().
+Counts update(const std::vector<Searched>& stacks) {
+  const auto& options = stacks[0].rvq->options;
+  const auto& ranks = stacks[0].request->ranks;
+  Counts counts;
+  std::vector<LearningLevel> all;
+  for (const auto& stack : stacks) {
+    if (options.shared_codebook() && options.vq().vqp_compat()) {
+      counts.push_back(learn_in_turn(stack));
+      continue;
+    }
+    auto step = step_of(stack);
+    if (ranks.alone()) {
+      counts.push_back(learn_together(step, ranks));
+    } else {
+      std::move(step.begin(), step.end(), std::back_inserter(all));
+    }
+  }
+  if (all.empty()) return counts;
+  const auto found = learn_together(all, ranks);
+  const auto each = static_cast<std::ptrdiff_t>(found.size() / stacks.size());
+  for (auto own = found.begin(); own != found.end(); own += each)
+    counts.emplace_back(own, own + each);
+  return counts;
 }
 
 /// Counts the use of codes, for stats(), and advances the step.
 void finish_step(ResidualVQImpl& rvq, const std::vector<Level>& levels,
-                 const std::vector<at::Tensor>& counts, const Ranks& ranks, bool drew) {
+                 const std::vector<at::Tensor>& counts, const Ranks& ranks) {
   std::vector<at::Tensor> uses;
   for (const auto& level : rvq.levels) {
     // A new tensor, so that a copy of the module keeps its own.
     level.ptr()->step_counts = at::zeros_like(level->codebook_state->cooldown);
     uses.push_back(level->step_counts);
   }
-  std::vector<F::SearchedTokens> searched;
-  for (const auto& level : levels) searched.push_back(level.result.searched);
-  F::finish_levels_(uses, searched, states_of(rvq), counts, drew, ranks.alone());
+  std::vector<FinishedLevel> finished;
+  for (const auto& level : levels) {
+    const auto place = finished.size();
+    const auto& searched = level.result.searched;
+    const bool draws_own = level.vq->is_training() && draws_frozen(level.vq->options);
+    finished.push_back({level.vq->codebook_state->rng,
+                        {searched.inputs, searched.indices, searched.mask},
+                        place < counts.size() ? counts[place] : at::Tensor(),
+                        level_trains(level) || draws_own || draws_of_stack(rvq)});
+  }
+  finish_levels(uses, finished, ranks);
 }
 
 }  // namespace
@@ -127,7 +182,7 @@ std::vector<at::Tensor> learn(const std::vector<Searched>& stacks) {
                                std::move(found[s][index]), options[s][index]));
     }
     if (training) {
-      finish_step(*rvq, walk->levels, counts[s], request->ranks, !request->frozen || draws(*rvq));
+      finish_step(*rvq, walk->levels, counts[s], request->ranks);
     }
     losses.push_back(stack_levels(std::move(own), rvq->num_quantizers(), 0));
   }

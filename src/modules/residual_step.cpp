@@ -6,6 +6,7 @@
 
 #include <ATen/ops/zeros_like.h>
 
+#include "modules/learn_levels.h"
 #include "modules/losses.h"
 #include "modules/ranks.h"
 #include "modules/residual_beam.h"
@@ -43,6 +44,9 @@ bool steps_at_once(const ResidualVQImpl& rvq, const at::Tensor& tokens) {
   }
   const auto& first = rvq.levels[0]->options;
   const bool training = rvq.is_training();
+  std::vector<const VectorQuantizeImpl*> levels;
+  for (const auto& level : rvq.levels) levels.push_back(level.ptr().get());
+  if (training && !learn_alike(levels)) return false;
   return std::all_of(rvq.levels.begin(), rvq.levels.end(), [&](const VectorQuantize& level) {
     const auto& codebook = *level->codebook_state;
     return level->is_training() == training && codebook.is_training() == training &&
@@ -50,9 +54,9 @@ bool steps_at_once(const ResidualVQImpl& rvq, const at::Tensor& tokens) {
   });
 }
 
-bool draws(const ResidualVQImpl& rvq) {
+bool draws_of_stack(const ResidualVQImpl& rvq) {
   const bool drops = rvq.options.quantize_dropout() && rvq.num_quantizers() > 1;
-  return drops || rvq.options.diveq() || draws_frozen(rvq.options.vq());
+  return drops || rvq.options.diveq();
 }
 
 namespace {
@@ -103,7 +107,7 @@ F::ResidualQuantizeOptions options_of(ResidualVQImpl& rvq, const at::Tensor& tok
       .beam_weights(beam_weights_of(rvq, request.depth))
       .learns(training && !request.frozen)
       .finishes(training)
-      .draws(draws(rvq));
+      .draws(draws_of_stack(rvq) || draws_frozen(first.options));
 }
 
 }  // namespace

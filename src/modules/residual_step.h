@@ -15,7 +15,7 @@ bool steps_at_once(const ResidualVQImpl& rvq, const at::Tensor& tokens);
 functional::ResidualQuantizeStep step_at_once(ResidualVQImpl& rvq, const at::Tensor& tokens,
                                               const StackRequest& request, bool returns_codes);
 
-/// Whether a frozen stack draws random numbers.
-bool draws(const ResidualVQImpl& rvq);
+/// Whether a frozen stack draws random numbers, besides those of its levels.
+bool draws_of_stack(const ResidualVQImpl& rvq);
 
 }  // namespace torchvq::detail

@@ -1,6 +1,6 @@
 #include "modules/scale_walk.h"
 
-#include <string>
+#include <algorithm>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -13,6 +13,8 @@
 #include <torchvq/functional/scales.h>
 #include <torchvq/functional/vector_quantize.h>
 
+#include "functional/step_tokens.h"
+#include "modules/learn_levels.h"
 #include "modules/losses.h"
 #include "modules/ranks.h"
 #include "modules/search.h"
@@ -35,6 +37,12 @@ struct Scale {
 /// Reshapes (B, L, ...) to (1, B * L, ...), the shape in which codebooks take tokens.
 at::Tensor as_one(const at::Tensor& rows) { return rows.flatten(0, 1).unsqueeze(0); }
 
+/// Whether the codebook of a scale is frozen.
+bool freezes(const HierarchicalVQImpl& hvq, const VectorQuantizeImpl& vq,
+             const ScaleRequest& request) {
+  return request.frozen.value_or(hvq.options.freeze_codebook() || vq.options.freeze_codebook());
+}
+
 /// k-means on the first training tokens of all scales together, because the coarsest
 /// scale has few per sample.
 void prepare_shared(HierarchicalVQImpl& hvq, const at::Tensor& maps, const ScaleRequest& request) {
@@ -54,7 +62,7 @@ void prepare_shared(HierarchicalVQImpl& hvq, const at::Tensor& maps, const Scale
     }
   }
   const auto mask = masks.empty() ? std::nullopt : std::optional(at::cat(masks, 1).view({1, -1}));
-  prepare(vq, as_one(at::cat(tokens, 1)), mask, request.frozen, request.ranks);
+  prepare(vq, as_one(at::cat(tokens, 1)), mask, freezes(hvq, vq, request), request.ranks);
 }
 
 Scale choose_scale(HierarchicalVQImpl& hvq, int64_t index, const at::Tensor& residual,
@@ -69,11 +77,11 @@ Scale choose_scale(HierarchicalVQImpl& hvq, int64_t index, const at::Tensor& res
   }
   const auto targets =
       request.targets.empty() ? std::nullopt : std::optional(request.targets[index]);
-  auto own_request =
-      request_of_level(vq, targets, cell_mask, request.temperature, request.frozen, request.ranks);
+  auto own_request = request_of_level(vq, targets, cell_mask, request.temperature,
+                                      freezes(hvq, vq, request), request.ranks);
   const auto projected = as_one(tokens);
   const bool shared = hvq.options.shared_codebook();
-  if (!shared) prepare(vq, projected, mask, request.frozen, request.ranks);
+  if (!shared) prepare(vq, projected, mask, own_request.frozen, request.ranks);
   auto rng = vq.codebook_state->rng;
   // Scales that share a codebook draw different numbers from its generator.
   const bool draws = vq.options.stochastic_sample_codes() || vq.options.directional_reparam();
@@ -99,6 +107,11 @@ at::Tensor loss_of(const Scale& scale) {
   return level_loss(*scale.vq, scale.result.searched, scale.request, scale.losses, scale.options);
 }
 
+F::StepTokens tokens_of(const Scale& scale) {
+  const auto& searched = scale.result.searched;
+  return {searched.inputs.detach(), searched.indices, searched.mask};
+}
+
 /// The tokens of all scales as those of one step, ordered by sample, so that the tokens of several
 /// ranks, concatenated, are those of the whole batch.
 F::StepTokens together(const std::vector<Scale>& scales) {
@@ -120,52 +133,44 @@ F::StepTokens together(const std::vector<Scale>& scales) {
 }
 
 /// One update of the codebooks of `quantizers`; those of dropped scales take part without tokens.
-/// Returns the tokens per code of each, over all ranks; empty if the step does not learn.
-Counts learn_scales(const std::vector<Scale>& scales,
+/// Returns the tokens per code of each, over all ranks; see learn_together().
+Counts learn_scales(const HierarchicalVQImpl& hvq, const std::vector<Scale>& scales,
                     const std::vector<VectorQuantizeImpl*>& quantizers,
                     const ScaleRequest& request) {
-  const auto& first = *quantizers[0];
-  const bool moves = first.resolved().ema_update;
-  const auto& codebook = *first.codebook_state;
-  const bool training = first.is_training() && codebook.is_training();
-  if (!training || request.frozen || !codebook.learns(moves)) return {};
-  std::vector<F::CodebookState> states;
-  std::vector<Codebook> codebooks;
+  std::vector<LearningLevel> levels;
   for (const auto* vq : quantizers) {
-    codebooks.push_back(vq->codebook_state);
-    states.push_back(codebooks.back()->state());
+    const bool learns = trains(*vq, freezes(hvq, *vq, request));
+    const auto place = levels.size();
+    const auto tokens = hvq.options.shared_codebook()
+                            ? together(scales)
+                            : tokens_of(scales[std::min(place, scales.size() - 1)]);
+    const bool used = learns && place < scales.size();
+    levels.push_back({vq, used ? tokens : F::no_tokens(tokens), learns});
   }
-  std::vector<F::StepTokens> tokens;
-  if (quantizers.size() == 1) {
-    tokens.push_back(together(scales));
-  } else {
-    for (const auto& scale : scales) {
-      const auto& searched = scale.result.searched;
-      tokens.push_back({searched.inputs.detach(), searched.indices, searched.mask});
-    }
-  }
-  auto options = first.codebook_state->learning(moves, request.ranks);
-  return F::learn_codebooks_(states, tokens, options.signature(joined_signature(codebooks)));
+  const bool any = std::any_of(levels.begin(), levels.end(),
+                               [](const LearningLevel& level) { return level.trains; });
+  return any ? learn_together(levels, request.ranks) : Counts(levels.size());
 }
 
 /// Counts the use of codes, for stats(), and advances the step.
 void finish_scales(HierarchicalVQImpl& hvq, const std::vector<Scale>& scales, const Counts& counts,
                    const ScaleRequest& request) {
-  const auto& ranks = request.ranks;
-  std::vector<at::Tensor> uses, indices, rng, masks;
+  std::vector<at::Tensor> uses;
   for (int64_t index = 0; index < hvq.num_levels(); ++index) {
     // New tensors, so that a copy of the module keeps its own.
     uses.push_back(at::zeros_like(hvq.get_vq(index).codebook_state->cooldown));
   }
+  std::vector<FinishedLevel> finished;
   for (const auto& scale : scales) {
-    const auto& searched = scale.result.searched;
-    indices.push_back(searched.indices);
-    if (searched.mask) masks.push_back(*searched.mask);
-    if (rng.empty() || !hvq.options.shared_codebook()) rng.push_back(scale.vq->codebook_state->rng);
+    const auto& vq = *scale.vq;
+    const auto place = finished.size();
+    const bool draws = vq.is_training() && draws_frozen(vq.options);
+    finished.push_back(
+        {vq.codebook_state->rng, tokens_of(scale),
+         place < counts.size() ? counts[place] : at::Tensor(),
+         trains(vq, freezes(hvq, vq, request)) || draws || hvq.options.nested_dropout() > 0});
   }
-  const bool draws = hvq.options.nested_dropout() > 0 || draws_frozen(hvq.get_vq(0).options);
-  if (request.frozen && !draws) rng.clear();
-  F::finish_step_(uses, indices, rng, counts, masks, ranks.alone());
+  finish_levels(uses, finished, request.ranks);
   hvq.step_counts = std::move(uses);
   for (size_t index = 0; index < hvq.vqs.size(); ++index) {
     hvq.vqs[index]->step_counts = hvq.step_counts[index];
@@ -207,7 +212,7 @@ ScaleWalk walk_scales(HierarchicalVQImpl& hvq, const at::Tensor& maps,
     const auto& scale = scales.back();
     const auto decoded = spread(hvq, index, scale, maps);
     if (in_turn) {
-      const auto learnt = learn_scales({scale}, {scale.vq}, request);
+      const auto learnt = learn_scales(hvq, {scale}, {scale.vq}, request);
       counts.insert(counts.end(), learnt.begin(), learnt.end());
       losses.push_back(loss_of(scale));
     }
@@ -217,7 +222,7 @@ ScaleWalk walk_scales(HierarchicalVQImpl& hvq, const at::Tensor& maps,
   if (!in_turn) {
     std::vector<VectorQuantizeImpl*> quantizers;
     for (const auto& vq : hvq.vqs) quantizers.push_back(vq.ptr().get());
-    counts = learn_scales(scales, quantizers, request);
+    counts = learn_scales(hvq, scales, quantizers, request);
     for (const auto& scale : scales) losses.push_back(loss_of(scale));
   }
   if (hvq.is_training()) finish_scales(hvq, scales, counts, request);

@@ -16,8 +16,8 @@ struct ScaleRequest {
   std::optional<at::Tensor> mask;   ///< (B, *S)
   std::vector<at::Tensor> targets;  ///< per scale, (B, *shape); or empty
   std::optional<double> temperature;
-  bool frozen;
-  int64_t depth;  ///< scales in use
+  std::optional<bool> frozen;  ///< for this call; else as the options say
+  int64_t depth;               ///< scales in use
   distributed::Ranks ranks;
 };
 

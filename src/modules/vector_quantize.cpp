@@ -4,6 +4,7 @@
 #include <ostream>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/isfinite.h>
 #include <torch/nn/modules/container/sequential.h>
 
 #include <torchvq/functional/codebook.h>
@@ -187,6 +188,12 @@ void VectorQuantizeImpl::check_topk(std::optional<int64_t> topk) const {
 
 void VectorQuantizeImpl::check_arguments(const torch::Tensor& x,
                                          const VectorQuantizeForwardOptions& call) const {
+  const auto& codebook = *codebook_state;
+  if (is_training() && (!codebook.initialised() || options.affine_param())) {
+    // What a user has set since would be found after k-means and the affine statistics were written.
+    options.validate();
+    codebook.options.validate();
+  }
   detail::check_temperature(options, call.sample_codebook_temp(), kVectorQuantize);
   if (const auto& targets = call.indices()) {
     detail::check_targets(*targets, x, detail::layout_of(options, kVectorQuantize),
@@ -238,6 +245,13 @@ void VectorQuantizeImpl::set_codebook(const torch::Tensor& codes) {
   TORCH_CHECK_VALUE(codes.sizes() == shape || codes.sizes() == shape.slice(1),
                     "VectorQuantize: expected codebook to have shape ", shape, ", but got ",
                     codes.sizes());
+  TORCH_CHECK_TYPE(!codes.is_complex() && codes.scalar_type() != at::kBool,
+                   "VectorQuantize: expected codebook to be a tensor of real numbers, but got ",
+                   codes.scalar_type());
+  const auto dtype = codebook_state->embed.scalar_type();
+  TORCH_CHECK_VALUE(codes.is_meta() || at::isfinite(codes.to(dtype)).all().item<bool>(),
+                    "VectorQuantize: expected codebook to be finite in ", dtype,
+                    ", but got NaN or infinity");
   codebook_state->set_codes(codes);
 }
 

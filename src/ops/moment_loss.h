@@ -6,8 +6,14 @@
 
 namespace torchvq::detail {
 
-/// Keeps skewness, kurtosis and their gradient finite for a constant feature.
-constexpr double kLeastVariance = 1e-8;
+/// A variance up to these is that of a constant feature, whose skewness, kurtosis and gradient stay
+/// finite: what the rounding of moments leaves, and what can still be squared.
+struct LeastVariance {
+  double of_squared_mean, absolute;
+};
+constexpr LeastVariance least_variance(at::ScalarType moments) {
+  return moments == at::kDouble ? LeastVariance{1e-24, 1e-60} : LeastVariance{1e-12, 1e-15};
+}
 
 /// Loss, mean, variance, skewness, kurtosis.
 using MomentLossTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;

@@ -68,7 +68,6 @@ VectorQuantizeOptions HierarchicalVQOptions::vq(int64_t size) const {
       .orthogonal_reg_max_codes(orthogonal_reg_max_codes())
       .orthogonal_reg_active_codes_only(orthogonal_reg_active_codes_only())
       .use_cosine_sim(use_cosine_sim())
-      .freeze_codebook(freeze_codebook())
       .sync_codebook(sync_codebook())
       .process_group(process_group())
       .reduction(reduction())

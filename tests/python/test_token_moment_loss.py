@@ -14,7 +14,7 @@ TARGETS, WEIGHTS = [0.1, 0.8, 0.2, -0.5], [1.0, 0.7, 0.3, 0.2]
 def statistics(x):
     centred = x - x.mean(0)
     variance = x.var(0) if len(x) > 1 else torch.zeros_like(x[0])
-    spread = variance + 1e-8
+    spread = variance.clamp_min(1e-60)
     third, fourth = centred.pow(3).mean(0), centred.pow(4).mean(0)
     return x.mean(0), variance, third / spread**1.5, fourth / spread**2 - 3
 
@@ -26,8 +26,9 @@ def formula(x):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("masked", [False, True])
-def test_loss_statistics_and_gradient(masked, dtype, generator):
-    x = torch.randn(3, 21, 4, generator=generator).to(dtype).requires_grad_()
+@pytest.mark.parametrize("deviation", [1.0, 1e-3])
+def test_loss_statistics_and_gradient(deviation, masked, dtype, generator):
+    x = torch.randn(3, 21, 4, generator=generator).mul(deviation).to(dtype).requires_grad_()
     mask = torch.rand(3, 21, generator=generator) > 0.4 if masked else None
     loss, *found, _ = ops.token_moment_loss(x, TARGETS, WEIGHTS, mask=mask)
     twin = x.detach().double().requires_grad_()
@@ -41,7 +42,25 @@ def test_loss_statistics_and_gradient(masked, dtype, generator):
     loss.backward()
     right.backward()
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 1e-2)
-    torch.testing.assert_close(x.grad.double(), twin.grad, rtol=tolerance, atol=tolerance / 10)
+    atol = tolerance / 10 / deviation
+    torch.testing.assert_close(x.grad.double(), twin.grad, rtol=tolerance, atol=atol)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.3, 1e-30, -7e8])
+def test_constant_features_have_finite_statistics_and_gradients(value):
+    x = torch.full((37, 2), value)
+    x[:, 1] = torch.arange(37.0)
+    two_parts = torch.stack([ops.token_moments(x[:20]), ops.token_moments(x[20:])])
+    for moments in (ops.token_moments(x)[None], two_parts):
+        for path in (ops.moment_loss, any_path("moment_loss")):
+            moments = moments.detach().requires_grad_()
+            loss, *found = path(moments, TARGETS, WEIGHTS)
+            assert loss.isfinite() and all(part.isfinite().all() for part in found)
+            assert found[2][0] == 0 and found[3][0] == -3
+        (slope,) = torch.autograd.grad(ops.moment_loss(moments, TARGETS, WEIGHTS)[0], moments)
+        other = any_path("moment_loss_backward")(torch.ones((), dtype=moments.dtype), moments, TARGETS, WEIGHTS)
+        assert slope.isfinite().all()
+        torch.testing.assert_close(other, slope, rtol=1e-9, atol=0)
 
 
 def test_it_is_its_two_operators_to_the_bit(generator):

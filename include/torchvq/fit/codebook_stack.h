@@ -13,6 +13,9 @@ namespace torchvq::fit {
 /// `groups[g][q]` is level q of group g: (K, D / groups), float32, on the CPU. Group g describes
 /// the features [g D / groups, (g + 1) D / groups); each of its levels quantizes the residual of
 /// the levels before.
+///
+/// Its functions throw c10::ValueError without a codebook, and c10::IndexError for a column that it
+/// does not have.
 struct TORCHVQ_API CodebookStack {
   std::vector<std::vector<at::Tensor>> groups;
   std::string metric = "euclidean";  // "cosine" only for one group of one level: unit vectors

@@ -45,6 +45,11 @@ struct TORCHVQ_API ProjectedCodec {
   const at::Tensor& codebook(int64_t column) const;
 };
 
+/// Throws c10::ValueError, in the name of `where`, unless the parts of a codec fit each other: a
+/// known metric, at least one stack, stacks of at least one level, codebooks of at least one code,
+/// and maps whose sizes lead from `dim` to each codebook and back.
+TORCHVQ_API void check_projected_codec(const char* where, const ProjectedCodec& codec);
+
 /// Codes of vectors: the nearest one of every level.
 ///
 /// @param x  (N, dim), floating point, finite.
@@ -53,7 +58,7 @@ struct TORCHVQ_API ProjectedCodec {
 /// Ties       the lowest index.
 /// Precision  float64 throughout. A model that projects in float32 may choose another code if the
 ///            distances of two codes differ by less than its rounding.
-/// Throws     c10::ValueError for another shape.
+/// Throws     c10::ValueError for another shape, and as check_projected_codec().
 TORCHVQ_API at::Tensor encode_projected(const at::Tensor& x, const ProjectedCodec& codec);
 
 /// Vectors of codes.
@@ -62,7 +67,8 @@ TORCHVQ_API at::Tensor encode_projected(const at::Tensor& x, const ProjectedCode
 ///               nothing.
 /// @return       (N, dim), float32, computed in float64.
 ///
-/// Throws     c10::IndexError for a code out of range, c10::ValueError for another shape.
+/// Throws     c10::IndexError for a code out of range, c10::ValueError for another shape, and as
+///            check_projected_codec().
 TORCHVQ_API at::Tensor decode_projected(const at::Tensor& codes, const ProjectedCodec& codec);
 
 struct EvaluateProjectedOutput {

@@ -33,6 +33,11 @@ struct TORCHVQ_API ScalarCodec {
   }
 };
 
+/// Throws c10::ValueError, in the name of `where`, unless the parts of a codec fit each other: a
+/// known method, at least one codebook of levels of at least 2 (of 2 for lfq), and maps of the
+/// shapes above, which are missing only if F = D.
+TORCHVQ_API void check_scalar_codec(const char* where, const ScalarCodec& codec);
+
 /// Codes of vectors: `in_weight x + in_bias`, rounded.
 ///
 /// @param x  (N, D), floating point, finite.
@@ -41,7 +46,7 @@ struct TORCHVQ_API ScalarCodec {
 /// Precision  the projection is float64, so block size and order of sums only matter for a feature
 ///            within 1e-13 of the border between two levels; for the module, in float32, within
 ///            1e-6.
-/// Throws     c10::ValueError for another dimension.
+/// Throws     c10::ValueError for another dimension, and as check_scalar_codec().
 TORCHVQ_API at::Tensor encode_scalar(const at::Tensor& x, const ScalarCodec& codec);
 
 /// Vectors of codes, `out_weight code + out_bias`.
@@ -49,7 +54,8 @@ TORCHVQ_API at::Tensor encode_scalar(const at::Tensor& x, const ScalarCodec& cod
 /// @param codes  (N, num_codebooks), int64 in [-1, codebook_size); the features of a -1 are zeros.
 /// @return       (N, D), float32; zeros where all codes are -1, as of a masked token.
 ///
-/// Throws     c10::IndexError for a code out of range, c10::ValueError for another shape.
+/// Throws     c10::IndexError for a code out of range, c10::ValueError for another shape, and as
+///            check_scalar_codec().
 TORCHVQ_API at::Tensor decode_scalar(const at::Tensor& codes, const ScalarCodec& codec);
 
 struct EvaluateScalarOutput {

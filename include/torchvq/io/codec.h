@@ -23,6 +23,8 @@ struct Codec {
 
 /// The codec of a codebook (K, D) and the number of vectors of each code (K,): the averages are as
 /// if each code were the mean of its vectors so far, so that training can continue.
+///
+/// Throws   c10::ValueError for other shapes.
 TORCHVQ_API Codec make_codec(const at::Tensor& codebook, const at::Tensor& counts,
                              const std::string& metric);
 
@@ -31,7 +33,8 @@ TORCHVQ_API Codec make_codec(const at::Tensor& codebook, const at::Tensor& count
 /// and `_codebook.embed` (1, K, D), float32. The metadata has format_version, class, codebook_size,
 /// dim, metric and torchvq_version.
 ///
-/// Throws   c10::ValueError for a codebook or embed_avg that is not finite.
+/// Throws   c10::ValueError for other shapes, a codebook or averages that are not finite, and a
+///          negative cluster_size.
 /// Python   vq = torchvq.VectorQuantize(dim=D, codebook_size=K, use_cosine_sim=metric == "cosine")
 ///          vq.load_state_dict(safetensors.torch.load_file("codec.safetensors"))
 TORCHVQ_API void save_codec(OutputFile& file, const Codec& codec);

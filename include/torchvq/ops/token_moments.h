@@ -36,8 +36,9 @@ struct MomentLoss {
 /// sum over k of weight_k * mean over features of (statistic_k - target_k)^2.
 ///
 /// Variance is unbiased, sum / (n - 1); skewness and kurtosis are those of
-/// (x - mean) / sqrt(variance + 1e-8), kurtosis minus 3. With fewer than 2 tokens there is no
-/// variance, and the terms that need it are 0. Without tokens the loss is 0.
+/// (x - mean) / sqrt(variance), kurtosis minus 3: 0 and -3 for a feature that is constant. With
+/// fewer than 2 tokens there is no variance, and the terms that need it are 0. Without tokens the
+/// loss is 0.
 ///
 /// @param moments  (W, 1 + 4 D): a row of token_moments() for each of W parts of the tokens.
 ///

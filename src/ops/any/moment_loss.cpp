@@ -28,14 +28,17 @@ struct Merged {
     fourth = (part(3) + shift * 4 * own_third + square * 6 * own_second + counts * square.square())
                  .sum(0);
     variance = second / (count - 1).clamp_min(1);
-    spread = variance + detail::kLeastVariance;
+    const auto bounds = detail::least_variance(moments.scalar_type());
+    const auto least = mean.square().mul(bounds.of_squared_mean).clamp_min(bounds.absolute);
+    varies = variance.gt(least);
+    spread = at::where(varies, variance, least);
     skewness = third / count.clamp_min(1) / spread.pow(1.5);
     kurtosis = fourth / count.clamp_min(1) / spread.square() - 3;
   }
 
   int64_t dim;
   at::Tensor counts, count, mean, own_second, own_third, shift, second, third, fourth;
-  at::Tensor variance, spread, skewness, kurtosis;
+  at::Tensor variance, varies, spread, skewness, kurtosis;
 };
 
 detail::MomentLossTensors moment_loss(const at::Tensor& moments, at::ArrayRef<double> targets,
@@ -65,9 +68,9 @@ at::Tensor moment_loss_backward(const at::Tensor& grad_, const at::Tensor& momen
   };
   const auto of_skewness = slope(2, all.skewness), of_kurtosis = slope(3, all.kurtosis);
   const auto number = all.count.clamp_min(1);
-  const auto of_variance =
-      slope(1, all.variance) -
+  const auto of_spread =
       (of_skewness * 1.5 * all.skewness + of_kurtosis * 2 * (all.kurtosis + 3)) / all.spread;
+  const auto of_variance = slope(1, all.variance) - at::where(all.varies, of_spread, 0);
   const auto second = of_variance / (all.count - 1).clamp_min(1);
   const auto third = of_skewness / number / all.spread.pow(1.5);
   const auto fourth = of_kurtosis / number / all.spread.square();

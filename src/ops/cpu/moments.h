@@ -149,13 +149,17 @@ struct MergedFeature {
       fourth += all.part(3, w, j) + shift * 4 * own3 + square * 6 * own2 + count * square * square;
     }
     const double variance = second / std::max(all.total - 1, 1.0);
-    spread = variance + kLeastVariance;
+    constexpr auto kBounds = least_variance(at::kDouble);
+    const double least = std::max(mean * mean * kBounds.of_squared_mean, kBounds.absolute);
+    varies = variance > least;
+    spread = varies ? variance : least;
     root = std::sqrt(spread);
     statistics = {mean, variance, third / number / (spread * root),
                   fourth / number / (spread * spread) - 3};
   }
 
   double number, mean = 0, second = 0, third = 0, fourth = 0, spread, root;
+  bool varies = false;
   std::array<double, 4> statistics;
 };
 
@@ -183,9 +187,10 @@ inline double loss_of_moments(const MomentRows& all, at::ArrayRef<double> target
 /// Writes the gradients of feature j's moments in all rows; `slopes` are those of its statistics.
 inline void fill_feature_slopes(const MomentRows& all, int64_t j, const MergedFeature& feature,
                                 const std::array<double, 4>& slopes, double* to) {
-  const double of_variance = slopes[1] - (slopes[2] * 1.5 * feature.statistics[2] +
-                                          slopes[3] * 2 * (feature.statistics[3] + 3)) /
-                                             feature.spread;
+  const double of_spread =
+      (slopes[2] * 1.5 * feature.statistics[2] + slopes[3] * 2 * (feature.statistics[3] + 3)) /
+      feature.spread;
+  const double of_variance = slopes[1] - (feature.varies ? of_spread : 0);
   const double second = of_variance / std::max(all.total - 1, 1.0);
   const double third = slopes[2] / feature.number / (feature.spread * feature.root);
   const double fourth = slopes[3] / feature.number / (feature.spread * feature.spread);

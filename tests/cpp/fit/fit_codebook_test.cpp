@@ -190,5 +190,17 @@ TEST(EvaluateTest, ArgumentsAreCheckedEvenWithoutVectors) {
   }
 }
 
+TEST(CodebookStackTest, HasOnlyItsOwnColumns) {
+  const CodebookStack none, stack{{{at::ones({5, 4})}}};
+  EXPECT_THROW(none.dim(), c10::ValueError);
+  EXPECT_THROW(none.columns(), c10::ValueError);
+  EXPECT_THROW(none.largest_codebook(), c10::ValueError);
+  EXPECT_THROW(none.paths(), c10::ValueError);
+  EXPECT_THROW(none.codebook(0), c10::ValueError);
+  EXPECT_EQ(stack.codebook(0).size(0), 5);
+  EXPECT_THROW(stack.codebook(1), c10::IndexError);
+  EXPECT_THROW(stack.codebook(-1), c10::IndexError);
+}
+
 }  // namespace
 }  // namespace torchvq::fit::fit_codebook_test

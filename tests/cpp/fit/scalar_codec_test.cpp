@@ -119,5 +119,29 @@ TEST(ScalarCodecTest, Errors) {
   EXPECT_THROW(decode_scalar(at::full({2, 2}, 35, at::kLong), codec), c10::IndexError);
 }
 
+TEST(ScalarCodecTest, RefusesPartsThatDoNotFit) {
+  const auto x = vectors();
+  const auto refused = [&](const ScalarCodec& codec) {
+    EXPECT_THROW(encode_scalar(x, codec), c10::ValueError);
+    EXPECT_THROW(decode_scalar(at::zeros({2, codec.num_codebooks}, at::kLong), codec),
+                 c10::ValueError);
+  };
+  const auto fitted = fit_scalar_codec(blocks_of(x, 100), options_of("fsq")).codec;
+  const auto changed = [&](auto change) {
+    auto codec = fitted;
+    change(codec);
+    refused(codec);
+  };
+  changed([](auto& codec) { codec.method = "pq"; });
+  changed([](auto& codec) { codec.method = "lfq"; });  // levels of more than a sign
+  changed([](auto& codec) { codec.num_codebooks = 0; });
+  changed([](auto& codec) { codec.levels.clear(); });
+  changed([](auto& codec) { codec.in_bias = at::Tensor(); });
+  changed([](auto& codec) { codec.out_weight = codec.out_weight.t(); });
+  changed([](auto& codec) {
+    codec.in_weight = codec.in_bias = codec.out_weight = codec.out_bias = at::Tensor();
+  });
+}
+
 }  // namespace
 }  // namespace torchvq::fit::scalar_codec_test

@@ -1,5 +1,7 @@
 // Tokens of inputs with features first, by the kernel of every instruction set, against torch's own
 // transposes: copies have the same bits.
+#include <vector>
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -46,6 +48,30 @@ TEST(Layout, RefusesNoHeads) {
                    c10::ValueError);
     }
   }
+}
+
+TEST(Layout, RefusesMasksThatAreNotOneValuePerToken) {
+  const auto tokens = torch::randn({2, 3, 4});
+  const auto mask = torch::ones({2, 3}, torch::kBool);
+  for (const auto& wrong : {mask.slice(1, 0, 2), mask.slice(0, 0, 1), mask[0], mask.unsqueeze(0)}) {
+    EXPECT_THROW(functional::fill_masked(tokens, wrong), c10::ValueError) << wrong.sizes();
+    EXPECT_THROW(functional::fill_padding(torch::randn({2, 3, 5, 4}), wrong), c10::ValueError)
+        << wrong.sizes();
+  }
+  EXPECT_THROW(functional::fill_masked(tokens, mask.to(torch::kFloat)), c10::TypeError);
+  EXPECT_THROW(functional::fill_padding(tokens, mask.to(torch::kLong)), c10::TypeError);
+}
+
+TEST(Layout, LengthsAreAnyIntegers) {
+  const std::vector<bool> wanted{true, true, false, true, true, true};
+  for (const auto dtype : {torch::kByte, torch::kUInt16, torch::kUInt32, torch::kUInt64}) {
+    const auto mask =
+        functional::lens_to_mask(torch::tensor({int64_t{2}, int64_t{3}}).to(dtype), 3).flatten();
+    for (int64_t i = 0; i < 6; ++i) EXPECT_EQ(mask[i].item<bool>(), wanted[i]) << dtype;
+  }
+  const auto longest = torch::full({1}, -1, torch::kLong).view(torch::kUInt64);
+  EXPECT_TRUE(functional::lens_to_mask(longest, 3).all().item<bool>());
+  EXPECT_THROW(functional::lens_to_mask(torch::tensor({int64_t{2}}), -1), c10::ValueError);
 }
 
 INSTANTIATE_TEST_SUITE_P(Levels, LayoutTest,

@@ -167,5 +167,25 @@ TEST_F(CodecTest, RefusesStacksThatAreNone) {
   expect_throw_with<c10::ValueError>([&] { load_codec(dir_ / "c"); }, "but it holds 2");
 }
 
+TEST_F(CodecTest, RefusesToWriteWhatCannotBeRead) {
+  const auto good = make_codec(codebook(), at::ones({3}), "euclidean");
+  const auto refused = [&](auto change) {
+    auto codec = good;
+    change(codec);
+    EXPECT_THROW(save_codec(dir_ / "w", codec), c10::ValueError);
+  };
+  refused([](auto& codec) { codec.codebook = at::Tensor(); });
+  refused([](auto& codec) { codec.codebook = codec.codebook.to(at::kLong); });
+  refused([](auto& codec) { codec.codebook = codec.codebook.flatten(); });
+  refused([](auto& codec) { codec.cluster_size = at::ones({2}); });
+  refused([](auto& codec) { codec.cluster_size = at::full({3}, -1.0); });
+  refused([](auto& codec) { codec.cluster_size = at::full({3}, INFINITY); });
+  refused([](auto& codec) { codec.embed_avg = codec.embed_avg.t(); });
+  refused([](auto& codec) { codec = make_codec(at::ones({0, 2}), at::ones({0}), "euclidean"); });
+  EXPECT_THROW(make_codec(codebook(), at::ones({2}), "euclidean"), c10::ValueError);
+  EXPECT_EQ(make_codec(codebook().to(at::kLong), at::ones({3}), "cosine").codebook.dtype(),
+            at::kFloat);
+}
+
 }  // namespace
 }  // namespace torchvq::io::codec_test

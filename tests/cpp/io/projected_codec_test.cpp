@@ -142,5 +142,31 @@ TEST(ProjectedCodecTest, DamagedFilesAreRefused) {
           {}, "project_out.weight to lead back to 3 features");
 }
 
+TEST(ProjectedCodecTest, RefusesPartsThatDoNotFit) {
+  const TempDir dir;
+  ProjectedCodec good;
+  good.dim = 3;
+  good.stacks = {
+      {{}, {{{at::ones({2, 3}), at::ones({2})}, at::ones({4, 2}), {at::ones({3, 2}), {}}}}, {}}};
+  save_projected_codec(dir / "good", good);
+  EXPECT_EQ(load_projected_codec(dir / "good").columns(), 1);
+  const auto refused = [&](auto change) {
+    auto codec = good;
+    change(codec);
+    EXPECT_THROW(save_projected_codec(dir / "c", codec), c10::ValueError);
+    EXPECT_THROW(fit::encode_projected(at::ones({5, 3}), codec), c10::ValueError);
+    EXPECT_THROW(fit::decode_projected(at::zeros({5, 1}, at::kLong), codec), c10::ValueError);
+  };
+  refused([](auto& codec) { codec.metric = "dot"; });
+  refused([](auto& codec) { codec.stacks.clear(); });
+  refused([](auto& codec) { codec.stacks[0].levels.clear(); });
+  refused([](auto& codec) { codec.stacks[0].in.bias = at::ones({3}); });
+  refused([](auto& codec) { codec.stacks[0].levels[0].codebook = at::Tensor(); });
+  refused([](auto& codec) { codec.stacks[0].levels[0].codebook = at::ones({4, 3}); });
+  refused([](auto& codec) { codec.stacks[0].levels[0].in.bias = at::ones({3}); });
+  refused([](auto& codec) { codec.stacks[0].levels[0].out.weight = at::ones({2, 2}); });
+  refused([](auto& codec) { codec.stacks[0].out.weight = at::ones({4, 3}); });
+}
+
 }  // namespace
 }  // namespace torchvq::io::projected_codec_test

@@ -1,5 +1,6 @@
 // HierarchicalVQ in C++.
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <sstream>
 #include <vector>
@@ -227,6 +228,37 @@ TEST(ScalesTest, ConvolutionsAreSpreadEvenly) {
   EXPECT_EQ(functional::convolution_of_scales(3, 0), (List{0, 1, 2}));
   EXPECT_EQ(functional::convolution_of_scales(3, 9), (List{0, 1, 2}));
   EXPECT_EQ(functional::convolution_of_scales(1, 4), (List{0}));
+}
+
+TEST(HierarchicalVQTest, EachScaleLearnsByItsOwnOptions) {
+  using Change = std::function<void(HierarchicalVQImpl&, int64_t)>;
+  const std::vector<Change> changes{
+      [](auto& module, int64_t scale) { module.get_vq(scale).eval(); },
+      [](auto& module, int64_t scale) { module.get_vq(scale).options.freeze_codebook(true); }};
+  for (const auto& change : changes) {
+    for (int64_t scale = 0; scale < 3; ++scale) {
+      HierarchicalVQ module(options().shared_codebook(false).kmeans_init(false));
+      change(*module, scale);
+      std::vector<torch::Tensor> before;
+      for (int64_t n = 0; n < 3; ++n) before.push_back(module->get_vq(n).codebook().clone());
+      module(normal({2, 6, 8, 8}));
+      for (int64_t n = 0; n < 3; ++n)
+        EXPECT_EQ(at::equal(before[n], module->get_vq(n).codebook()), n == scale) << n;
+    }
+  }
+}
+
+TEST(HierarchicalVQTest, FreezingIsDecidedAtEachCall) {
+  HierarchicalVQ module(options().freeze_codebook(true).kmeans_init(false));
+  const auto moves = [&](const HierarchicalVQForwardOptions& call) {
+    const auto before = module->get_vq(0).codebook().clone();
+    module(normal({2, 6, 8, 8}), call);
+    return !at::equal(before, module->get_vq(0).codebook());
+  };
+  EXPECT_FALSE(moves({}));
+  EXPECT_TRUE(moves(HierarchicalVQForwardOptions().freeze_codebook(false)));
+  module->options.freeze_codebook(false);
+  EXPECT_TRUE(moves({}));
 }
 
 }  // namespace

@@ -179,5 +179,14 @@ TEST(LFQTest, OptionsAndCallsAreChecked) {
   EXPECT_THROW(lfq->indices_to_codes(torch::tensor({32}, at::kLong)), c10::IndexError);
 }
 
+TEST(LFQTest, BitsAreSetAboveZero) {
+  LFQ module(LFQOptions().dim(4));
+  const auto tiny = torch::full({4}, 1e-50, torch::kDouble);
+  EXPECT_TRUE(at::equal(module->bits_to_codes(tiny), torch::ones({4})));
+  EXPECT_TRUE(at::equal(module->bits_to_codes(tiny.mul(-1)), -torch::ones({4})));
+  EXPECT_THROW(module->bits_to_codes(torch::ones({3})), c10::ValueError);
+  EXPECT_THROW(module->bits_to_codes(torch::ones({4}, torch::kComplexFloat)), c10::TypeError);
+}
+
 }  // namespace
 }  // namespace torchvq::lfq_test

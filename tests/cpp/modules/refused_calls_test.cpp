@@ -309,5 +309,31 @@ TEST(RefusedCallsTest, ListsOfAnotherLengthThanTheStates) {
   EXPECT_TRUE(at::equal(state.embed_avg, before));
 }
 
+TEST(RefusedCallsTest, OptionsThatAreSetWrongLaterLeaveNoTrace) {
+  const auto x = normal({2, 40, kDim});
+  const std::vector<std::function<void(VectorQuantizeImpl&)>> changes{
+      [](auto& module) { module.codebook_state->options.decay(2); },
+      [](auto& module) { module.codebook_state->options.eps(-1); },
+      [](auto& module) { module.options.sync_update_v(-1); }};
+  for (const auto& how : {options().kmeans_init(true), options().affine_param(true)}) {
+    for (const auto& change : changes) {
+      VectorQuantize module(how);
+      change(*module);
+      leaves_no_trace<c10::ValueError>(module, [&] { module(x); }, "expected");
+    }
+  }
+}
+
+TEST(RefusedCallsTest, OtherCodesAreNotAssigned) {
+  VectorQuantize module(options().kmeans_init(true));
+  const auto ones = torch::ones({kCodes, kDim});
+  for (const auto& wrong : {ones * kNaN, ones * kInfinity, ones.to(torch::kDouble) * 1e300})
+    leaves_no_trace<c10::ValueError>(module, [&] { module->set_codebook(wrong); }, "finite");
+  for (const auto dtype : {torch::kBool, torch::kComplexFloat}) {
+    leaves_no_trace<c10::TypeError>(
+        module, [&] { module->set_codebook(ones.to(dtype)); }, "real numbers");
+  }
+}
+
 }  // namespace
 }  // namespace torchvq::refused_calls_test

@@ -1,3 +1,4 @@
+#include <functional>
 #include <set>
 #include <utility>
 
@@ -232,6 +233,68 @@ TEST(ResidualVQTest, AFrozenLevelIsOneInEvaluationMode) {
     }
     expect_same_state(state_of(*frozen), state_of(*other));
   }
+}
+
+using Change = std::function<void(VectorQuantizeImpl&)>;
+
+/// Options of one level that stacks with moving averages, or codes that learn by gradient, may have.
+std::vector<Change> changes_of_a_level() {
+  return {[](auto& level) { level.codebook_state->options.decay(0.1); },
+          [](auto& level) { level.codebook_state->options.threshold_ema_dead_code(2); },
+          [](auto& level) { level.options.freeze_codebook(true); },
+          [](auto& level) { level.eval(); }};
+}
+
+TEST(ResidualVQTest, EachLevelLearnsByItsOwnOptions) {
+  const std::vector<StackOptions> stacks{
+      with([](auto& o) { o.codebook_size(64); }),
+      with([](auto& o) { o.codebook_size(64).vq().sync_every(2); }),
+      with([](auto& o) { o.codebook_size(64).vq().learnable_codebook(true).ema_update(false); })};
+  for (const auto& options : stacks) {
+    for (const auto& change : changes_of_a_level()) {
+      for (int64_t changed = 0; changed < kLevels; ++changed) {
+        auto stack = make_stack(options), chain = make_stack(options);
+        load_state_dict(*chain, state_of(*stack));
+        for (int step = 0; step < 5; ++step) {
+          if (step == 1) {
+            change(*stack->levels[changed]);
+            change(*chain->levels[changed]);
+          }
+          if (step == 4) {  // a level that was frozen for a while
+            stack->levels[changed]->options.freeze_codebook(false);
+            chain->levels[changed]->options.freeze_codebook(false);
+          }
+          auto residual = normal({2, 20, kDim}, 100 + step);
+          stack(residual);
+          for (auto& level : chain->levels) {
+            residual = residual - level(residual).quantized.detach();
+          }
+        }
+        const auto wanted = state_of(*chain);
+        for (const auto& [name, value] : state_of(*stack)) {
+          // A stack draws for its levels from one generator each, as its levels alone do.
+          EXPECT_TRUE(at::equal(value, wanted.at(name))) << name << " of " << changed;
+        }
+      }
+    }
+  }
+}
+
+TEST(ResidualVQTest, AFrozenLevelThatSamplesDrawsInEveryStep) {
+  auto stack = make_stack(with([](auto& o) { o.vq().stochastic_sample_codes(true).decay(1); }));
+  stack->levels[0]->options.freeze_codebook(true);
+  const auto x = normal({2, 20, kDim});
+  const auto first = stack(x).indices.select(-1, 0);
+  EXPECT_FALSE(at::equal(first, stack(x).indices.select(-1, 0)));
+}
+
+TEST(ResidualVQTest, BeamsThatAreSetLaterAreChecked) {
+  auto stack = make_stack(stack_options());
+  stack->options.beam_size(0);
+  EXPECT_THROW(stack(normal({2, 20, kDim})), c10::ValueError);
+  stack->options.eval_beam_size(-1);
+  stack->eval();
+  EXPECT_THROW(stack(normal({2, 20, kDim})), c10::ValueError);
 }
 
 TEST(ResidualVQTest, EachLevelHasItsOwnWeights) {

@@ -1,0 +1,130 @@
+#include "modules/learn_levels.h"
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros.h>
+
+#include <torchvq/functional/vector_quantize.h>
+
+namespace torchvq::detail {
+namespace {
+
+namespace F = functional;
+using Counts = std::vector<at::Tensor>;
+using Levels = std::vector<LearningLevel>;
+
+/// The options that codebooks must have in common to learn by one call.
+auto rules_of(const VectorQuantizeImpl& vq) {
+  const auto& own = vq.codebook_state->options;
+  return std::tuple(vq.resolved().ema_update, own.decay(), own.eps(), own.manual_ema_update(),
+                    own.threshold_ema_dead_code(), own.dead_code_threshold_fraction(),
+                    own.sync_every());
+}
+
+bool in_step(const CodebookImpl& codebook, const CodebookImpl& other) {
+  const auto kept = [](const CodebookImpl& own) { return own.kept_steps.slice(0, 0, 2); };
+  return !codebook.keeps_statistics() || at::equal(kept(codebook), kept(other));
+}
+
+std::vector<const VectorQuantizeImpl*> quantizers_of(const Levels& levels) {
+  std::vector<const VectorQuantizeImpl*> quantizers;
+  for (const auto& level : levels) quantizers.push_back(level.vq);
+  return quantizers;
+}
+
+/// An exchange for each codebook.
+Counts learn_apart(const Levels& levels, const Ranks& ranks) {
+  Counts counts;
+  for (const auto& level : levels) counts.push_back(learn_together({level}, ranks)[0]);
+  return counts;
+}
+
+/// A step without tokens would be one of those that are kept.
+Counts learn_trained(const Levels& levels, const Ranks& ranks) {
+  Levels trained;
+  std::copy_if(levels.begin(), levels.end(), std::back_inserter(trained),
+               [](const LearningLevel& level) { return level.trains; });
+  const auto found = trained.empty() ? Counts() : learn_together(trained, ranks);
+  Counts counts;
+  auto own = found.begin();
+  for (const auto& level : levels) counts.push_back(level.trains ? *own++ : at::Tensor());
+  return counts;
+}
+
+/// What advances a generator if any element is above 0, by the rules of finish_step_().
+at::Tensor tokens_that_count(const FinishedLevel& level, const Ranks& ranks) {
+  const auto options = level.rng.options();
+  if (!level.draws) return at::zeros({1}, options);
+  if (level.counts.defined()) return level.counts;
+  // A rank does not know whether others have tokens.
+  if (!ranks.alone()) return at::ones({1}, options);
+  return level.tokens.mask.value_or(at::ones_like(level.tokens.indices));
+}
+
+}  // namespace
+
+bool trains(const VectorQuantizeImpl& vq, bool frozen) {
+  return vq.is_training() && vq.codebook_state->is_training() && !frozen;
+}
+
+bool learn_alike(const std::vector<const VectorQuantizeImpl*>& levels) {
+  const auto& first = *levels[0];
+  return std::all_of(levels.begin(), levels.end(), [&](const VectorQuantizeImpl* vq) {
+    return rules_of(*vq) == rules_of(first) && in_step(*vq->codebook_state, *first.codebook_state);
+  });
+}
+
+Counts learn_together(const Levels& levels, const Ranks& ranks) {
+  const auto& first = *levels[0].vq->codebook_state;
+  const bool all_train = std::all_of(levels.begin(), levels.end(),
+                                     [](const LearningLevel& level) { return level.trains; });
+  if (first.keeps_statistics() && !all_train) return learn_trained(levels, ranks);
+  if (levels.size() > 1 && !learn_alike(quantizers_of(levels))) return learn_apart(levels, ranks);
+  const bool ema_update = levels[0].vq->resolved().ema_update;
+  if (!first.learns(ema_update)) return Counts(levels.size());
+  std::vector<F::CodebookState> states;
+  std::vector<F::StepTokens> tokens;
+  std::vector<Codebook> codebooks;
+  for (const auto& level : levels) {
+    codebooks.push_back(level.vq->codebook_state);
+    states.push_back(codebooks.back()->state());
+    tokens.push_back(level.tokens);
+  }
+  auto options = first.learning(ema_update, ranks);
+  auto counts = F::learn_codebooks_(states, tokens, options.signature(joined_signature(codebooks)));
+  for (size_t i = 0; i < levels.size(); ++i) {
+    if (!levels[i].trains) counts[i] = at::Tensor();
+  }
+  return counts;
+}
+
+void finish_levels(at::TensorList step_counts, const std::vector<FinishedLevel>& levels,
+                   const Ranks& ranks) {
+  std::vector<at::Tensor> indices, masks, rng;
+  Counts counts;
+  for (const auto& level : levels) {
+    indices.push_back(level.tokens.indices);
+    if (level.tokens.mask) masks.push_back(*level.tokens.mask);
+  }
+  const bool shared = levels.size() > 1 && levels[1].rng.is_same(levels[0].rng);
+  const auto draws = [](const FinishedLevel& level) { return level.draws; };
+  if (std::any_of(levels.begin(), levels.end(), draws)) {
+    for (const auto& level : levels) {
+      if (shared && !rng.empty()) break;
+      auto own = level;
+      own.draws |= shared;
+      rng.push_back(own.rng);
+      counts.push_back(tokens_that_count(own, ranks));
+    }
+  }
+  F::finish_step_(step_counts, indices, rng, counts, masks, ranks.alone());
+}
+
+}  // namespace torchvq::detail
