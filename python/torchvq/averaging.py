@@ -6,6 +6,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from torchvq._tools.arguments import number
+
 
 def ema_multi_avg_fn(
     decay: float = 0.999,
@@ -19,12 +21,13 @@ def ema_multi_avg_fn(
         decay: decay of the moving average, in [0, 1]; larger is slower. Default: 0.999.
 
     Raises:
-        ValueError: a decay out of range.
+        ValueError: a decay out of range. TypeError: a decay that is no number.
 
     Example:
         >>> average = AveragedModel(model, multi_avg_fn=ema_multi_avg_fn(0.999), use_buffers=True)
         >>> average.update_parameters(model)
     """
+    decay = number("ema_multi_avg_fn", "decay", decay)
     if not 0 <= decay <= 1:
         raise ValueError(f"ema_multi_avg_fn: expected decay to be in [0, 1], but got {decay}")
     return partial(_average, decay=decay)

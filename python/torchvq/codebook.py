@@ -18,6 +18,7 @@ from torchvq._base.random_state import DrawsBesideState, fresh_rng
 from torchvq._base.ranks import ALONE, Ranks
 from torchvq._base.replay import Replayed
 from torchvq._base.sharded import keep_in_shards
+from torchvq._base.signature import signature_of
 from torchvq._base.transforms import has_values, is_known, is_mapped, shared_flag, version_of
 from torchvq._base.wide_buffers import HALF, wide_dtype
 
@@ -80,6 +81,8 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
     #: The flag whose value is known, and its version then.
     _initialised_flag: tuple[Tensor, int] | None
     _warned_uninitialised: bool
+    _shape: str
+    _signed: tuple[object, str]  # options, and the text for them
 
     def __init__(
         self,
@@ -131,6 +134,7 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
             _initialised=not kmeans_init,
             _initialised_flag=None,
             _warned_uninitialised=False,
+            _signed=(None, ""),
         )
 
         wide = wide_dtype()
@@ -158,13 +162,7 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
 
         self._forget_replays()
         self.handle = _ops.new_handle()
-        self.signature = (
-            f"{num_codebooks} codebooks of {codebook_size} codes of {dim}, {self.metric}, decay {decay}, eps {eps}, "
-            f"dead codes below {threshold_ema_dead_code} or {dead_code_threshold_fraction} of the mean, "
-            f"manual {manual_ema_update}, affine {affine_param}, vqp_compat {vqp_compat}, by gradient {parameter}"
-        )
-        if self.keeps_statistics:
-            self.signature += f", learning every {sync_every} steps"
+        self._shape = f"{num_codebooks} codebooks of {codebook_size} codes of {dim}"
 
     # Reading -------------------------------------------------------------------------------------------------
 
@@ -172,6 +170,11 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
     def metric(self) -> str:
         """The name of the metric for operators."""
         return "cosine" if self.use_cosine_sim else "euclidean"
+
+    @property
+    def signature(self) -> str:
+        """The options in which all ranks must agree, as text."""
+        return signature_of(self)
 
     @property
     def has_dead_code_replacement(self) -> bool:
@@ -360,7 +363,7 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
         """The options that codebooks must have in common to learn by one call."""
         thresholds = self.threshold_ema_dead_code, self.dead_code_threshold_fraction
         learning = self.decay, self.eps, self.manual_ema_update, self.reset_cluster_size
-        return (self.metric, *learning, *thresholds)
+        return (self.metric, self.ema_update, *learning, *thresholds)
 
     def learns(self, ema_update: bool) -> bool:
         """Whether a training step computes statistics."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import index
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -166,7 +167,8 @@ class EvoLFQ(RandomState):
     ) -> Tensor:
         """Fair random bits (P, *shape); shape ends with the C * D features, which it is by default."""
         features = self.lfq.num_codebooks * self.lfq.codebook_dim
-        size = (self.pop_size if pop_size is None else pop_size, *(shape or (features,)))
+        rows = self.pop_size if pop_size is None else _integer("pop_size", pop_size)
+        size = (rows, *(_integer("shape", axis) for axis in shape or (features,)))
         bits = self._drawn(_ops.random_bits(self.rng, size, is_sign=is_sign))
         return bits if device is None else bits.to(device)
 
@@ -178,27 +180,30 @@ class EvoLFQ(RandomState):
         is_sign: bool = False,
     ) -> Tensor:
         """(P, *, C * D): the bits of the first P items of the batch, or of all, repeated; mutated."""
+        size = self.pop_size if pop_size is None else _integer("pop_size", pop_size)
+        rate = self._option("mutation_rate", mutation_rate)
         bits = self.encode(x, return_signs=is_sign)
-        size = self.pop_size if pop_size is None else pop_size
-        rate = self.mutation_rate if mutation_rate is None else mutation_rate
         return self._drawn(_ops.grow_population(bits, self.rng, size, rate, is_sign=is_sign))
 
     def mutate(
         self, population: Tensor, mutation_rate: float | None = None, is_sign: bool = False
     ) -> Tensor:
         """The population with each bit flipped with the probability mutation_rate."""
-        rate = self.mutation_rate if mutation_rate is None else mutation_rate
+        _expect_tensors(population=population)
+        rate = self._option("mutation_rate", mutation_rate)
         return self._drawn(_ops.mutate_bits(population, self.rng, rate, is_sign=is_sign))
 
     def tournament_selection(
         self, population: Tensor, fitnesses: Tensor, tournament_size: int | None = None
     ) -> Tensor:
         """As many parents as candidates: each is the fittest of tournament_size draws with replacement."""
-        size = self.tournament_size if tournament_size is None else tournament_size
+        _expect_tensors(population=population, fitnesses=fitnesses)
+        size = self._option("tournament_size", tournament_size)
         return self._drawn(_ops.select_parents(population, fitnesses, self.rng, size))
 
     def uniform_crossover(self, parent1: Tensor, parent2: Tensor) -> Tensor:
         """Each bit from one parent or the other, by a fair coin."""
+        _expect_tensors(parent1=parent1, parent2=parent2)
         return self._drawn(_ops.cross_bits(parent1, parent2, self.rng))
 
     # Evolution -----------------------------------------------------------------------------------------------
@@ -227,14 +232,12 @@ class EvoLFQ(RandomState):
         Returns:
             The next population, with the survivors first in order of fitness, and the fitness (P,) of this one.
         """
-        elite = self.elitism_count if elitism_count is None else elitism_count
-        count = len(pop_bits)
-        expect("EvoLFQ", 0 <= elite < count, "elitism_count", f"in [0, {count})", elite)
-        rate = self.mutation_rate if mutation_rate is None else mutation_rate
-        size = self.tournament_size if tournament_size is None else tournament_size
         # Before the fitness is asked for, and the generator advances.
-        expect("EvoLFQ", 0 <= rate <= 1, "mutation_rate", "in [0, 1]", rate)
-        expect("EvoLFQ", size >= 1, "tournament_size", "at least 1", size)
+        _expect_tensors(pop_bits=pop_bits)
+        elite, count = self._option("elitism_count", elitism_count), len(pop_bits)
+        expect("EvoLFQ", 0 <= elite < count, "elitism_count", f"in [0, {count})", elite)
+        rate = self._option("mutation_rate", mutation_rate)
+        size = self._option("tournament_size", tournament_size)
         expect(
             "EvoLFQ", batch_size is None or batch_size >= 1, "batch_size", "at least 1", batch_size
         )
@@ -286,12 +289,23 @@ class EvoLFQ(RandomState):
         with self._evaluating():
             decoded = torch.cat([self.decode_bits(part) for part in parts])
             scores = fitness_fn(decoded, bits)
+        if scores is None:
+            raise TypeError("EvoLFQ: expected fitness_fn to return numbers, but got None")
         fitnesses = torch.as_tensor(
             scores, device=None if isinstance(scores, Tensor) else bits.device
         )
         shape = list(fitnesses.shape)
         expect("EvoLFQ", shape == [len(bits)], "fitness_fn", f"of shape [{len(bits)}]", shape)
         return fitnesses
+
+    def _option(self, name: str, value: Any) -> Any:
+        """An option, or what a call gives instead, checked like the option."""
+        if value is None:
+            return getattr(self, name)
+        # Each population has its own size.
+        given = {"codebook_size": self.lfq.codebook_size, "pop_size": 2**62, name: value}
+        check_options("EvoLFQ", given)
+        return value
 
     def _drawn(self, result: Tensor) -> Tensor:
         """Counts a draw."""
@@ -302,3 +316,17 @@ class EvoLFQ(RandomState):
     def device(self) -> torch.device:
         """The device of the codes."""
         return self.lfq.mask.device
+
+
+def _integer(name: str, value: object) -> int:
+    try:
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"EvoLFQ: expected {name} to be an integer, but got {value!r}") from None
+
+
+def _expect_tensors(**values: object) -> None:
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            kind = type(value).__name__
+            raise TypeError(f"EvoLFQ: expected {name} to be a tensor, but got {kind}")

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from torchvq._base.compat import as_returned, vqp_compat_of
-from torchvq._base.integers import as_int64, to_int64
+from torchvq._base.constants import materialise_constants
+from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.noise import NoisyModule
 from torchvq._base.options import check_options, expect
@@ -161,6 +162,9 @@ class FSP(OwnHandle, NoisyModule):
             self.project_in = nn.Linear(self.dim, self.codebook_dim, bias=projection_has_bias)
             self.project_out = nn.Linear(self.codebook_dim, self.dim, bias=projection_has_bias)
         self._gathered: StepRecords[Tensor] = StepRecords()
+        # Without elements. Compilers keep an operator without results only if it writes to the module's state.
+        self.keep_constant("handshakes", torch.empty(0, dtype=torch.long, device="cpu"))
+        self.register_load_state_dict_post_hook(materialise_constants)  # type: ignore[no-untyped-call]
         self.handle = _ops.new_handle()
         self.signature = (
             f"FSP of levels {self.levels}, {act_name}, inverse {need_inv_act}, rate {quantize_rate}, "
@@ -265,8 +269,9 @@ class FSP(OwnHandle, NoisyModule):
         ), level_indices
 
     def level_indices_to_indices(self, level_indices: Tensor) -> Tensor:
-        """Levels (*, D) to indices (*); the first feature varies fastest. -1 gives -1."""
-        return self._as_returned(_ops.scalar_indices(to_int64(level_indices), self.levels))
+        """Levels (*, D), integers, to indices (*); the first feature varies fastest. -1 gives -1."""
+        whole = as_int64("FSP", level_indices)
+        return self._as_returned(_ops.scalar_indices(whole, self.levels))
 
     def indices_to_level_indices(self, indices: Tensor) -> Tensor:
         """Indices (*) to levels (*, D); -1 gives -1."""
@@ -324,6 +329,9 @@ class FSP(OwnHandle, NoisyModule):
         if ranks.alone:
             return
         state = [on_device_of(latents)]
+        written = self._buffers.get("handshakes")
+        if written is not None:  # modules of older files have none
+            state.append(written)
         _ops.handshake_(state, handle=self.handle, signature=self.signature, **ranks.named())
 
     def _shared(self, latents: Tensor, moments: Tensor, ranks: Ranks) -> Tensor:

@@ -11,15 +11,16 @@ from torch import Tensor, nn
 from torchvq._base.checkpointing import is_checkpointed
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.contained import contained
-from torchvq._base.integers import as_int64
 from torchvq._base.joined import without_autocast
 from torchvq._base.layout import Layout
-from torchvq._base.options import check_options, expect
+from torchvq._base.options import check_options
 from torchvq._base.ranks import group_of, ranks_of
 from torchvq._base.transforms import reads_at_once
 from torchvq._base.wide_buffers import HALF, WideBuffers
+from torchvq._codebook.learning import synced_level
 from torchvq._codebook.messages import agree_in_stack
 from torchvq._codebook.stats import CodebookStats, stats_of
+from torchvq._hierarchical import calls as _calls
 from torchvq._hierarchical import scales as _scales
 from torchvq._hierarchical.phi import Phi
 from torchvq.codebook import Codebook
@@ -238,9 +239,8 @@ class HierarchicalVQ(WideBuffers):
         self._check(x)
         layout = self._layout
         token_mask = layout.token_mask(x, mask, lens)
-        first = self.levels[0]
         targets = _scales.targets_of(self, indices, x.shape[0], sample_codebook_temp)
-        frozen = first.freeze_codebook if freeze_codebook is None else freeze_codebook
+        _calls.check_device(targets, x)
         with ExitStack() as steps:
             if self.training and is_checkpointed():
                 for codebook in self._codebooks():
@@ -251,9 +251,9 @@ class HierarchicalVQ(WideBuffers):
                     mask=self._map_mask(x, token_mask),
                     targets=targets,
                     temperature=sample_codebook_temp,
-                    frozen=frozen,
+                    frozen=freeze_codebook,
                     depth=self.num_levels,
-                    ranks=ranks_of(first, "HierarchicalVQ"),
+                    ranks=ranks_of(synced_level(self.levels), "HierarchicalVQ"),
                 )
                 done, depth = self._walk(self._maps(x, token_mask), request)
                 loss = _scales.mean_loss(self, done, depth)
@@ -280,11 +280,8 @@ class HierarchicalVQ(WideBuffers):
             )
 
     def check_indices(self, indices: Sequence[Tensor], batch: int) -> None:
-        """Raises ValueError unless there are indices of a batch for each scale."""
-        shapes = [[batch, *shape] for shape in self.level_shapes]
-        got = [list(scale.shape) for scale in indices]
-        fits = got == shapes
-        expect("HierarchicalVQ", fits, "indices", f"tensors of the shapes {shapes}", got)
+        """Raises TypeError or ValueError unless there are indices of a batch for each scale."""
+        _calls.whole_indices(indices, self.level_shapes, batch)
 
     def _maps(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """(B, D, *S), float32 or float64, zeros for padding."""
@@ -314,13 +311,13 @@ class HierarchicalVQ(WideBuffers):
         codebooks = self._codebooks()
         if not request.ranks.alone:
             # Before the depth is drawn, so that ranks draw the same depth.
-            text = _scales.options_text(self)
+            text = _scales.options_text(self, request)
             agree_in_stack(
                 self.levels[0],
                 codebooks,
                 request.ranks,
                 text,
-                frozen=request.frozen,
+                frozen=all(map(request.freezes, self.levels)),
                 dtype=maps.dtype,
             )
         depth = self._depth()
@@ -438,23 +435,19 @@ class HierarchicalVQ(WideBuffers):
             module.
 
         Raises:
-            ValueError: for other shapes. IndexError: for an index outside [-1, K).
+            ValueError: for other shapes. TypeError: for other dtypes. IndexError: for an index outside [-1, K).
         """
-        batch = indices[0].shape[0] if len(indices) > 0 and indices[0].dim() > 0 else 0
-        self.check_indices(indices, batch)
-        indices = [as_int64("HierarchicalVQ", scale) for scale in indices]
+        indices = _calls.whole_indices(indices, self.level_shapes, None)
         sizes = self.level_shapes[-1] if full_shape is None else full_shape
-        full = (sizes,) if isinstance(sizes, int) else tuple(sizes)
-        fits = len(full) == self.spatial_dims
-        expect("HierarchicalVQ", fits, "full_shape", f"{self.spatial_dims} numbers", list(full))
+        full = _calls.positions_of(sizes, self.spatial_dims)
+        if mask is not None:
+            _calls.check_mask(mask, [indices[0].shape[0], *full])
         total: Tensor | None = None
         for index, found in enumerate(indices):
             decoded = self._decode_scale(index, found, full)
             total = torch.zeros_like(decoded) + decoded if total is None else total + decoded
         assert total is not None
         if mask is not None:
-            expected, shape = [batch, *full], list(mask.shape)
-            expect("HierarchicalVQ", shape == expected, "mask", f"of shape {expected}", shape)
             total = total.masked_fill(mask.logical_not().unsqueeze(1), 0)
         return total if self.channel_first else total.movedim(1, -1)
 

@@ -13,7 +13,7 @@ from torchvq._base.compat import vqp_compat_of
 from torchvq._base.constants import to_default_device
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
-from torchvq._base.options import check_options, keep_values
+from torchvq._base.options import check_options, expect, keep_values
 from torchvq._base.own_handle import OwnHandle
 from torchvq._base.projection import project, project_codes, projects_nothing, weight_of
 from torchvq._base.random_state import RandomState
@@ -207,10 +207,6 @@ class LFQ(OwnHandle, RandomState):
         if frac_per_sample_entropy < 1:
             self.keep_rng()
         self.handle = _ops.new_handle()
-        self.signature = (
-            f"LFQ of {num_codebooks} codebooks of {bits} bits, scale {codebook_scale}, spherical {spherical}, "
-            f"fraction {frac_per_sample_entropy}, vqp_compat {vqp_compat}"
-        )
         bounded = spherical or cosine_sim_project_in or soft_clamp_input_value is not None
         if self._warns and commitment_loss_weight == 0 and entropy_loss_weight > 0 and not bounded:
             logger.warning(
@@ -237,6 +233,14 @@ class LFQ(OwnHandle, RandomState):
             self.codebook_scale / math.sqrt(self.codebook_dim)
             if self.spherical
             else self.codebook_scale
+        )
+
+    @property
+    def signature(self) -> str:
+        """The options in which all ranks must agree, as text; they may change while the module trains."""
+        return (
+            f"LFQ of {self.num_codebooks} codebooks of {self.codebook_dim} bits, scale {self.codebook_scale}, "
+            f"spherical {self.spherical}, fraction {self.frac_per_sample_entropy}, vqp_compat {self.vqp_compat}"
         )
 
     # Forward -------------------------------------------------------------------------------------------------
@@ -349,8 +353,19 @@ class LFQ(OwnHandle, RandomState):
         return _ops.sign_decode(every, self.codebook_dim, scale=self.code_value)
 
     def bits_to_codes(self, bits: Tensor) -> Tensor:
-        """Codes of bits (..., D), bool or numbers, which are set if above 0; before rotation and projection."""
-        return _ops.sign_quantize(bits.float(), scale=self.code_value)[0]
+        """Codes of bits (..., D), bool or numbers, which are set if above 0; before rotation and projection.
+
+        ValueError for other shapes, TypeError for other dtypes.
+        """
+        if not isinstance(bits, Tensor) or bits.is_complex():
+            got = bits.dtype if isinstance(bits, Tensor) else type(bits).__name__
+            raise TypeError(f"LFQ: expected bits to be a tensor of bool or numbers, but got {got}")
+        fits = bits.dim() > 0 and bits.shape[-1] == self.codebook_dim
+        condition = f"of {self.codebook_dim} on the last axis"
+        expect("LFQ", fits, "bits", condition, f"shape {list(bits.shape)}")
+        # Not every device compares every dtype, and float32 has no numbers as small as float64.
+        wide = bits if bits.dtype == torch.float64 else bits.float()
+        return _ops.sign_quantize(wide.gt(0).float(), scale=self.code_value)[0]
 
     def indices_to_codes(self, indices: Tensor, project_out: bool = True) -> Tensor:
         """The output of ``forward`` in evaluation for these indices.

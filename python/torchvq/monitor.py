@@ -4,6 +4,7 @@ import json
 import operator
 import os
 import warnings
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TextIO
@@ -52,8 +53,8 @@ class Monitor:
     for each level and cause: falling perplexity, dead codes, codes that are replaced all the time.
 
     Raises:
-        ValueError: no quantizer to watch, ``every`` or a limit out of range. TypeError: ``every`` or ``window`` is no
-            integer.
+        ValueError: no quantizer to watch, ``every`` or a limit out of range. TypeError: ``module`` is no module,
+            ``every`` or ``window`` no integer, another limit no number.
 
     Example:
         >>> vq = VectorQuantize(dim=8, codebook_size=16)
@@ -75,6 +76,10 @@ class Monitor:
         synced: bool = False,
         limits: CollapseLimits | None = CollapseLimits(),  # noqa: B008 (immutable)
     ) -> None:
+        if not isinstance(module, nn.Module):
+            raise TypeError(
+                f"Monitor: expected module to be a torch.nn.Module, but got {type(module).__name__}"
+            )
         self.quantizers = _quantizers(module)
         if not self.quantizers:
             raise ValueError(
@@ -105,8 +110,11 @@ class Monitor:
 
         Returns:
             Statistics by the quantizer's name; empty if ``every`` skips the step.
+
+        Raises:
+            TypeError: ``step`` is no integer; nothing is recorded.
         """
-        step = self._next if step is None else step
+        step = self._next if step is None else _integer("step", step)
         self._next = step + 1
         if step % self.every != 0:
             return {}
@@ -174,21 +182,31 @@ class Monitor:
         self.close()
 
 
-def _count(what: str, value: int) -> int:
+def _integer(what: str, value: int) -> int:
     try:
-        count = operator.index(value)
+        return operator.index(value)
     except TypeError as error:
         raise TypeError(f"Monitor: expected {what} to be an integer, but got {value!r}") from error
+
+
+def _count(what: str, value: int) -> int:
+    count = _integer(what, value)
     if count < 1:
         raise ValueError(f"Monitor: expected {what} to be at least 1, but got {count}")
     return count
 
 
 def _checked(limits: CollapseLimits) -> CollapseLimits:
+    if not isinstance(limits, CollapseLimits):
+        raise TypeError(
+            f"Monitor: expected limits to be CollapseLimits or None, but got {type(limits).__name__}"
+        )
     fractions = limits._asdict()
     window = _count("the window of limits", fractions.pop("window"))
     for name, value in fractions.items():
-        if not 0 <= value <= 1:
+        if not isinstance(value, Real):
+            raise TypeError(f"Monitor: expected {name} of limits to be a number, but got {value!r}")
+        if not 0 <= float(value) <= 1:
             raise ValueError(f"Monitor: expected {name} of limits to be in [0, 1], but got {value}")
     return limits._replace(window=window)
 
@@ -238,13 +256,23 @@ def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     for number, line in enumerate([*whole, last] if last.endswith("}") else whole, 1):
         try:
             record = json.loads(line)
-            _ = record["step"], record["quantizer"], record["codes"], record["perplexity"]
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError:
+            record = None
+        if not _is_record(record):
             raise ValueError(
                 f"read_json_lines: expected line {number} of {path} to be a record of a Monitor, but got {line!r}"
-            ) from error
+            )
         found.append(record)
     return found
+
+
+def _is_record(record: Any) -> bool:
+    """Whether a Monitor writes this; a later one may write further fields."""
+    if not isinstance(record, dict) or not isinstance(record.get("quantizer"), str):
+        return False
+    numbers = [type(record.get(field)) in (int, float) for field in CodebookStats._fields]
+    integers = type(record.get("step")) is type(record.get("codes")) is int
+    return all(numbers) and integers and record["codes"] > 0
 
 
 def plot_json_lines(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:

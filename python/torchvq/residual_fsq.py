@@ -179,6 +179,10 @@ class ResidualFSQ(ResidualStack):
     # Methods that ResidualStack calls --------------------------------------------------------------------
 
     def prepare_inputs(self, inputs: Tensor) -> Tensor:
+        levels, scales = self.num_quantizers, len(self.scales)
+        expect(
+            "ResidualFSQ", levels <= scales, "layers", f"at most {scales}, as scales are", levels
+        )
         limit = self.soft_clamp_input_value
         return inputs if limit is None else cast(Tensor, _ops.soft_clamp(inputs, limit))
 

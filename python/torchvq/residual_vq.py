@@ -20,6 +20,7 @@ from torchvq._base.ranks import ranks_of
 from torchvq._base.replaced import Methods, methods_of
 from torchvq._base.torch_private import is_mapped
 from torchvq._codebook import in_place as _in_place
+from torchvq._codebook.learning import synced_level
 from torchvq._codebook.messages import agree_in_stack
 from torchvq._codebook.stats import CodebookStats, draws_frozen, fit_to_codes, read_stats
 from torchvq._residual.at_once import encode_at_once, encodes_at_once
@@ -295,7 +296,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         if self.training and is_checkpointed():
             for codebook in codebooks:
                 steps.enter_context(codebook.step_of())
-        ranks = ranks_of(first, type(self).__name__)
+        ranks = ranks_of(synced_level(self.levels), type(self).__name__)
         frozen = freeze_codebook or all(level.freeze_codebook for level in self.levels)
         seen = None if sees_padding(self) else token_mask
         tokens = enter(x, seen, layout, self.project_in)
@@ -393,7 +394,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
     @property
     def draws(self) -> bool:
         """Whether a frozen stack draws random numbers."""
-        return draws_frozen(self.levels[0]) or self.diveq or self.quantize_dropout
+        return any(map(draws_frozen, self.levels)) or self.diveq or self.quantize_dropout
 
     @property
     def vq_is_ema_updating(self) -> bool:

@@ -19,7 +19,7 @@ from torchvq._base.ranks import group_name, ranks_of
 from torchvq._codebook import forward as _forward
 from torchvq._codebook import in_place as _in_place
 from torchvq._codebook.decoding import decode
-from torchvq._codebook.request import Request, check_call
+from torchvq._codebook.request import Request, check_call, check_codes
 from torchvq._codebook.stats import CodebookStats, keep_counts, read_stats
 from torchvq._codebook.vector_quantize_options import VectorQuantizeOptions
 from torchvq.codebook import Codebook
@@ -338,7 +338,8 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
         layout = self._layout
         layout.check_input(x)
         token_mask = layout.token_mask(x, mask, lens)
-        check_call(self, x, indices, topk, sample_codebook_temp, ema_update_weight)
+        flags = freeze_codebook, accum_ema_update, ema_update
+        check_call(self, x, indices, topk, sample_codebook_temp, ema_update_weight, flags)
         asked = indices is not None or topk is not None or codebook_transform_fn is not None
         if not (self.training or asked) and projects_nothing(self.project_in, self.project_out):
             return _forward.evaluate_at_once(self, x, token_mask, return_loss_breakdown)
@@ -398,11 +399,7 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
 
     @codebook.setter
     def codebook(self, codes: Tensor) -> None:
-        embed = self._codebook.embed
-        if codes.shape not in (embed.shape, embed.shape[1:]):
-            raise ValueError(
-                f"VectorQuantize: expected codebook to have shape {list(embed.shape)}, but got {list(codes.shape)}"
-            )
+        check_codes(codes, self._codebook.embed)
         self._codebook.set_codes(codes)
 
     # torch would register an assigned buffer or parameter, and refuses a name that is a property.

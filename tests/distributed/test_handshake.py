@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torchvq import (
     FSP,
     LFQ,
+    GroupedResidualLFQ,
     GroupedResidualVQ,
     HierarchicalVQ,
     LatentQuantize,
@@ -49,6 +50,10 @@ KINDS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any]]] = {
     "HierarchicalVQ": (HierarchicalVQ, dict(dim=DIM, codebook_size=16, scales=(1, 2, 4))),
     "LFQ": (LFQ, dict(dim=DIM, codebook_size=16)),
     "ResidualLFQ": (ResidualLFQ, dict(dim=DIM, codebook_size=16, num_quantizers=3)),
+    "GroupedResidualLFQ": (
+        GroupedResidualLFQ,
+        dict(dim=DIM, codebook_size=8, groups=2, num_quantizers=3),
+    ),
     "SimVQ": (SimVQ, dict(dim=DIM, codebook_size=16)),
     "ResidualSimVQ": (ResidualSimVQ, dict(dim=DIM, codebook_size=16, num_quantizers=3)),
     "FSP": (FSP, dict(dim=DIM, levels=[5, 5, 5])),
@@ -197,6 +202,33 @@ def test_one_option_differs(
     fragments: tuple[str, str],
 ) -> None:
     expect_a_sentence(two.run(first_step, kind, options, other), fragments)
+
+
+def compiled_first_step(rank: int, kind: str, other: dict[str, Any], eager: int | None) -> str:
+    torch.compiler.reset()
+    module = build(kind, other if rank == 1 else {})
+    call = module if rank == eager else torch.compile(module, backend="aot_eager")
+    return outcome(call, tokens(kind, 0))
+
+
+# Of these classes no state depends on the option.
+@pytest.mark.parametrize("eager", [None, 0])
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [
+        ("LFQ", {"codebook_size": 256}),
+        ("LFQ", {"spherical": True}),
+        ("ResidualLFQ", {"num_quantizers": 4}),
+        ("GroupedResidualLFQ", {"num_quantizers": 4}),
+        ("FSP", {"levels": [5, 5, 7]}),
+        ("SimVQ", {"codebook_size": 32}),
+    ],
+)
+def test_one_option_of_compiled_ranks_differs(
+    two: Ranks, kind: str, other: dict[str, Any], eager: int | None
+) -> None:
+    for message in two.run(compiled_first_step, kind, other, eager):
+        assert message.startswith("ValueError: ") and "to have the same quantizer" in message
 
 
 # Tokens -------------------------------------------------------------------------------------------------------

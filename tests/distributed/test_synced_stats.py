@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,17 @@ from ranks import Ranks, outcome
 from test_modules import DIM, batch, build, shares_of
 
 import torchvq
-from torchvq import GroupedResidualVQ, ResidualVQ, VectorQuantize, verify_replicas
+from torchvq import (
+    LFQ,
+    GroupedResidualVQ,
+    LatentQuantize,
+    ResidualLFQ,
+    ResidualSimVQ,
+    ResidualVQ,
+    SimVQ,
+    VectorQuantize,
+    verify_replicas,
+)
 from torchvq.monitor import read_json_lines
 
 STEPS = 8
@@ -147,6 +159,42 @@ def test_differences_name_quantizer_tensor_and_ranks(ranks: Ranks) -> None:
         for difference in found:
             assert f"\n  {difference}\n" in message
     assert str(found[0]) == f"vq._codebook.embed: ranks {'0, 2' if ranks.size == 3 else '0'} | 1"
+
+
+def latent() -> LatentQuantize:
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    return LatentQuantize([4, 4], DIM, channel_first=False, in_place_codebook_optimizer=sgd)
+
+
+DROPOUT = dict(dim=DIM, num_quantizers=2, codebook_size=16, quantize_dropout=True)
+SHARED: list[tuple[Callable[[], torch.nn.Module], str]] = [
+    (partial(SimVQ, dim=DIM, codebook_size=16), "frozen_codebook"),
+    (partial(ResidualSimVQ, **DROPOUT), "rng"),
+    (partial(ResidualSimVQ, **DROPOUT), "layers.1.frozen_codebook"),
+    (partial(LFQ, dim=DIM, codebook_size=16, frac_per_sample_entropy=0.5), "rng"),
+    (partial(ResidualLFQ, **DROPOUT), "rng"),
+    (latent, "values_per_latent.1"),
+]
+
+
+def meddle(rank: int, make: Callable[[], torch.nn.Module], name: str) -> tuple[Any, Any]:
+    torch.manual_seed(rank)
+    module = make()
+    for _ in range(2):
+        module(torch.randn(1, 20, DIM))
+    before = verify_replicas(module)
+    if rank == 1:
+        module.state_dict()[name][1] += 1
+    return before, verify_replicas(module, raise_on_difference=False)
+
+
+@pytest.mark.parametrize(("make", "name"), SHARED)
+def test_whatever_ranks_share_is_compared(
+    two: Ranks, make: Callable[[], torch.nn.Module], name: str
+) -> None:
+    for before, (found,) in two.run(meddle, make, name):
+        assert before == [] and found.parties == ((0,), (1,))
+        assert ".".join(filter(None, found[:2])) == name
 
 
 def compare_unlike(rank: int) -> str:

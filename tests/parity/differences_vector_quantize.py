@@ -180,6 +180,12 @@ DIFFERENT = [
         differs="backward sees updated codes",
         oracle=oracle.backward_uses_forward_codes,
     ),
+    Row(
+        "bridge with EMA",
+        bridge(decay=0.2),
+        differs="backward sees updated codes",
+        oracle=oracle.bridge_uses_forward_codes,
+    ),
     # losses
     Row(
         "diversity of an image",

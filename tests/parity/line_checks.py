@@ -41,8 +41,10 @@ def topk_breakdown():
         vq = package.VectorQuantize(**OPTIONS, accept_image_fmap=True).train()
         _, _, loss, breakdown = vq(tokens(2, 8, 3, 4), topk=2, return_loss_breakdown=True)
         assert loss.shape == (2, 3, 4, 2)
-        shapes.append(tuple(breakdown.commitment.shape))
-    assert shapes == [(2, 12, 2), (2, 3, 4, 2)]
+        vectors = package.VectorQuantize(**OPTIONS).train()
+        of_vectors = vectors(tokens(12, 8), topk=2, return_loss_breakdown=True)[3]
+        shapes.append((tuple(breakdown.commitment.shape), tuple(of_vectors.commitment.shape)))
+    assert shapes == [((2, 12, 2), (12, 1, 2)), ((2, 3, 4, 2), (12, 2))]
 
 
 def targets_breakdown():

@@ -209,6 +209,7 @@ ROWS = {
             "cross-entropy commitment with EMA",
             "diversity with EMA",
             "Gumbel gradient with EMA",
+            "bridge with EMA",
         ],
         "diversity-loss": ["diversity of an image", "diversity of a sequence"],
         "cross-entropy-shapes": [

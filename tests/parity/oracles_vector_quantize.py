@@ -115,6 +115,20 @@ def backward_uses_forward_codes(build, row):
     close(gradient(frozen=False), gradient(frozen=True))
 
 
+def bridge_uses_forward_codes(build, row):
+    """Averages that move codes in this step change no gradient of the bridge."""
+
+    def gradients(moves):
+        module = build()
+        quantized, _, loss = module(row.input(0), ema_update=moves)
+        (quantized.square().sum() + loss).backward()
+        return [p.grad for n, p in module.named_parameters() if "bridge" in n]
+
+    assert gradients(True)
+    for got, expected in zip(gradients(True), gradients(False), strict=True):
+        close(got, expected)
+
+
 def sampling_frequencies(build, row):
     """Codes are drawn from softmax(-distance / temperature): chi-square per code within the limits of chance."""
     module = build()

@@ -87,6 +87,13 @@ SAME = [
     Row("other eps", quantized(need_inv_act=True), forward=dict(eps=0.05), **SHAPE),
     Row("two levels", quantized(levels=[2, 2, 3]), probes=READ, **SHAPE),
     Row("shifted inputs", quantized(vector_norm="kurt"), data=lambda x: x * 2 + 1, **SHAPE),
+    Row(
+        "small inputs",
+        quantized(vector_norm="kurt"),
+        data=lambda x: x * 1e-3,
+        tolerance=5e-5,
+        **SHAPE,
+    ),
 ]
 
 

@@ -164,7 +164,7 @@ DIFFERENT = [
     row(
         "positions of maps with features last",
         shape=(2, 3, 5, DIM),
-        differs="indices have the positions in another order",
+        differs="quantizes axis 1 as the features",
         oracle=oracle.decodes_its_layout,
     ),
     row(

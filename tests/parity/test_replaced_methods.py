@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -171,6 +173,74 @@ def test_levels_that_are_appended_are_used() -> None:
         stack.num_quantizers = 2
     stack.layers = stack.layers[:2]
     assert stack(x)[1].shape == (2, 5, 2) and stack.num_quantizers == 2
+
+
+STACKS: dict[str, dict[str, Any]] = {
+    "ResidualVQ": dict(codebook_size=16),
+    "ResidualFSQ": dict(levels=[5] * 4),
+    "ResidualLFQ": dict(codebook_size=16),
+    "ResidualSimVQ": dict(codebook_size=16),
+}
+GROUPED = {f"Grouped{name}": own for name, own in STACKS.items() if name != "ResidualSimVQ"}
+
+
+def shortened(package: ModuleType, name: str, levels: int = 4, **options: Any) -> nn.Module:
+    torch.manual_seed(1)
+    grouped = name in GROUPED
+    options |= dict(dim=8, groups=2) if grouped else dict(dim=4)
+    kind = getattr(package, name)
+    stack: nn.Module = kind(**options, **(STACKS | GROUPED)[name], num_quantizers=levels).eval()
+    for own in stack.rvqs if grouped else [stack]:
+        own.layers = own.layers[:2]
+    return stack
+
+
+@pytest.mark.parametrize("name", [*STACKS, *GROUPED])
+def test_levels_that_are_removed_are_not_used(name: str) -> None:
+    """They are those of a stack with fewer from the beginning, and of the reference with these parameters."""
+    x = torch.randn(2, 40, 8 if name in GROUPED else 4)
+    ours, fewer = shortened(torchvq, name), shortened(torchvq, name, levels=2)
+    theirs = shortened(reference, name)
+    for other in (fewer, theirs):
+        other.load_state_dict(ours.state_dict(), strict=other is fewer)
+    quantized, indices = ours(x)[:2]
+    assert torch.equal(quantized, fewer(x)[0]) and torch.equal(indices, fewer(x)[1])
+    assert torch.equal(indices, theirs(x)[1]) and indices.shape[-3:] == (2, 40, 2)
+    torch.testing.assert_close(quantized, theirs(x)[0])
+    for method in ("get_codes_from_indices", "get_output_from_indices"):
+        assert torch.equal(getattr(ours, method)(indices), getattr(fewer, method)(indices))
+    results, expected = ours(x, return_all_codes=True), fewer(x, return_all_codes=True)
+    for result, own in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, own)
+    assert ours.codebooks.shape == fewer.codebooks.shape
+    assert ours.train()(x)[1].shape == indices.shape
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_number_of_levels_that_is_stored_does_not_count(name: str) -> None:
+    """Modules that were saved with an attribute of their own, or that are given one."""
+    stack = shortened(torchvq, name)
+    vars(stack)["num_quantizers"] = 4
+    loaded = pickle.loads(pickle.dumps(copy.deepcopy(stack)))
+    assert loaded.num_quantizers == 2 and loaded(torch.randn(2, 5, 4))[1].shape == (2, 5, 2)
+    with pytest.raises(ValueError, match=f"{name}: expected num_quantizers to be that of layers"):
+        loaded.num_quantizers = 4
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_removed_levels_are_not_compiled(name: str) -> None:
+    stack, x = shortened(torchvq, name), torch.randn(2, 5, 4)
+    compiled = torch.compile(stack, fullgraph=True, backend="aot_eager")
+    exported = torch.export.export(stack, (x,)).module()
+    for found in (compiled(x), exported(x)):
+        assert torch.equal(found[0], stack(x)[0]) and torch.equal(found[1], stack(x)[1])
+
+
+def test_levels_without_a_scale_are_refused() -> None:
+    stack = torchvq.ResidualFSQ(levels=[5, 5], num_quantizers=2)
+    stack.layers.append(torchvq.FSQ([5, 5]))
+    with pytest.raises(ValueError, match=r"expected layers to be at most 2, .*, but got 3"):
+        stack(torch.randn(2, 5, 2))
 
 
 @pytest.mark.parametrize("number", [20, 12])

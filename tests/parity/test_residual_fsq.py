@@ -5,6 +5,9 @@ differences.
 import inspect
 
 import pytest
+import torch
+
+import torchvq
 
 from .harness import assert_oracle_decides, assert_same_behaviour, assert_same_signature
 from .table_residual_fsq import (
@@ -52,6 +55,24 @@ def test_forward_is_refused(case, subject):
     module = subject.ResidualFSQ(**{**RESIDUAL.defaults, **case.kwargs})
     with pytest.raises(errors_of(subject)):
         module(case.input)
+
+
+@pytest.mark.parametrize("height", [3, 4])
+def test_maps_with_features_last(height, reference):
+    """The reference takes axis 1 for the features, so it needs as many rows as there are levels."""
+    torch.manual_seed(0)
+    x = torch.randn(2, height, 5, 3)
+    ours, theirs = (
+        package.ResidualFSQ(**RESIDUAL.defaults).eval() for package in (torchvq, reference)
+    )
+    quantized, indices = ours(x)
+    assert indices.shape == (2, height, 5, 3)
+    if height == 3:
+        found = theirs(x)
+        assert not torch.allclose(found[0], quantized) and found[1].shape == (2, 5, 3, 3)
+        return
+    with pytest.raises(AssertionError, match="expected dimension of 3"):
+        theirs(x)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import vector_quantize_pytorch
+import vector_quantize_pytorch.residual_vq
 
 import torchvq
 
@@ -154,3 +155,31 @@ def test_options_that_draw_are_given_at_construction(module: torch.nn.Module, na
     module.eval()(torch.randn(1, 6, 4))
     with pytest.raises(ValueError, match=f"{name} to be given to the constructor"):
         module.train()(torch.randn(1, 6, 4))
+
+
+@pytest.mark.parametrize("options", [{}, dict(dim_hidden=6, depth=2, l2norm_output=True)], ids=str)
+@pytest.mark.parametrize("codes", [(5, 4), (1, 5, 4), (2, 5, 4)], ids=str)
+@pytest.mark.parametrize("condition", [(3, 4), (2, 3, 4), (1, 2, 3, 4)], ids=str)
+def test_networks_of_implicit_codebooks(
+    codes: tuple[int, ...], condition: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    torch.compiler.reset()
+    theirs = vector_quantize_pytorch.residual_vq.MLP(4, **options)
+    ours = torchvq.residual_vq.MLP(4, **options)
+    ours.load_state_dict(theirs.state_dict())
+    base, given = torch.randn(codes), torch.randn(condition)
+    expected = theirs(base, condition=given)
+    torch.testing.assert_close(ours(base, condition=given), expected)
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(base, condition=given), expected)
+
+
+@pytest.mark.parametrize(
+    ("codes", "condition", "name"), [((4,), (3, 4), "codes"), ((5, 4), (4,), "condition")]
+)
+def test_networks_of_implicit_codebooks_name_wrong_shapes(
+    codes: tuple[int, ...], condition: tuple[int, ...], name: str
+) -> None:
+    network = torchvq.residual_vq.MLP(4)
+    with pytest.raises(ValueError, match=f"MLP: expected {name} to be"):
+        network(torch.randn(codes), condition=torch.randn(condition))

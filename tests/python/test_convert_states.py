@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import errno
+import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,85 @@ def test_codes_that_cannot_be_used_are_refused(
     with pytest.raises(ConversionError, match=said):
         convert(state, tmp_path / "codec.safetensors")
     assert not list(tmp_path.iterdir())
+
+
+IN = "quantizers.0.in_proj."
+
+
+def factorised() -> dict[str, Tensor]:
+    """A level of 8 codes of 4 features between maps from and to 6, as DAC stores it."""
+    shapes = {
+        "codebook.weight": (8, 4),
+        "in_proj.weight_g": (4, 1, 1),
+        "in_proj.weight_v": (4, 6, 1),
+        "in_proj.bias": (4,),
+        "out_proj.weight_g": (6, 1, 1),
+        "out_proj.weight_v": (6, 4, 1),
+        "out_proj.bias": (6,),
+    }
+    generator = torch.Generator().manual_seed(0)
+    return {
+        f"quantizers.0.{name}": torch.rand(shape, generator=generator)
+        for name, shape in shapes.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        (IN + "weight_g", torch.ones(5, 1, 1), r"weight_g to have shape \(4, 1, 1\)"),
+        (IN + "weight_g", torch.ones(()), r"weight_g to have shape \(4, 1, 1\)"),
+        (IN + "weight_v", torch.ones(()), "weight_v to be floating point with an axis of outputs"),
+        (IN + "weight_v", torch.ones(4, 6, 1).long(), "weight_v to be floating point"),
+        (IN + "weight_v", torch.ones(4), r"weight_g to have shape \(4,\)"),
+        (IN + "weight_v", torch.ones(4, 6, 1) + 1j, "weight_v to hold real numbers"),
+        (IN + "weight_g", torch.ones(4, 1, 1) + 1j, "weight_g to hold real numbers"),
+        (IN + "weight", torch.ones(4, 6, device="meta"), "weight to hold real numbers"),
+        (IN + "bias", torch.ones(4) + 1j, "bias to hold real numbers"),
+        ("quantizers.0.codebook.cluster_size", torch.ones(8) + 1j, "cluster_size to hold real"),
+    ],
+)
+def test_damaged_maps_are_refused(
+    key: str, value: Tensor, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "codec.safetensors"
+    assert len(convert(factorised(), output).levels) == 1
+    output.unlink()
+    with pytest.raises(ConversionError, match=said):
+        convert(factorised() | {key: value}, output)
+    torch.save(factorised() | {key: value}, tmp_path / "weights.pt")
+    assert main([str(tmp_path / "weights.pt"), "-o", str(output)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1 and not output.exists()
+
+
+@pytest.mark.parametrize("key", [CODES.format(0), "quantize.embedding.weight"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda codes: codes.to("meta"),
+        lambda codes: codes.to_sparse(),
+        lambda codes: codes.to_sparse_csr(),
+        lambda codes: torch.quantize_per_tensor(codes, 0.1, 0, torch.qint8),
+        lambda codes: codes + 1j,
+        lambda codes: codes > 0,
+    ],
+)
+def test_codes_are_real_numbers(
+    key: str, change: Callable[[Tensor], Tensor], tmp_path: Path
+) -> None:
+    with pytest.raises(ConversionError, match=f"expected {key} to hold real numbers, but got a te"):
+        convert({key: change(torch.ones(8, 4))}, tmp_path / "codec.safetensors")
+
+
+@pytest.mark.parametrize("strides", [4, "1", {}])
+def test_strides_are_a_list(
+    strides: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_file(stack(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"vq_strides": strides}))
+    assert main([str(tmp_path), "-o", str(tmp_path / "codec.safetensors")]) == 2
+    said = f"expected vq_strides of config.json to be a list, but got {strides!r}\n"
+    assert capsys.readouterr().err == f"torchvq.convert: {said}"
 
 
 def test_sums_and_counts_fit_each_other(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -179,11 +180,26 @@ def test_groups_as_in_the_reference() -> None:
         torch.testing.assert_close(found, decode(reference, [i.long() for i in indices]))
 
 
-def test_full_shape_of_one_axis_may_be_a_number() -> None:
+@pytest.mark.parametrize("number", [8, np.int64(8), torch.tensor([8])], ids=repr)
+def test_full_shape_of_one_axis_may_be_a_number(number: Any) -> None:
     module = torchvq.HierarchicalVQ(dim=DIM, codebook_size=CODES, scales=(1, 2, 4)).eval()
     indices = module(_x(module))[1]
-    found = module.get_output_from_indices(indices, full_shape=8)
+    found = module.get_output_from_indices(indices, full_shape=number)
     assert torch.equal(found, module.get_output_from_indices(indices, full_shape=(8,)))
+
+
+@pytest.mark.parametrize("shape", [8.0, "8", [8.5]], ids=repr)
+def test_full_shape_is_of_integers(shape: Any) -> None:
+    module = torchvq.HierarchicalVQ(dim=DIM, codebook_size=CODES, scales=(1, 2)).eval()
+    with pytest.raises(TypeError, match="HierarchicalVQ: expected full_shape to be integers"):
+        module.get_output_from_indices(module(_x(module))[1], full_shape=shape)
+
+
+@pytest.mark.parametrize("mask", [torch.full((2, 4), 0.5), [[True] * 4] * 2], ids=["float", "list"])
+def test_a_mask_of_scales_is_bool(mask: Any) -> None:
+    module = torchvq.HierarchicalVQ(dim=DIM, codebook_size=CODES, scales=(1, 2)).eval()
+    with pytest.raises(TypeError, match="HierarchicalVQ: expected mask to be bool, but got"):
+        module.get_output_from_indices(module(_x(module))[1], full_shape=4, mask=mask)
 
 
 def test_full_shape_of_two_axes_may_not() -> None:

@@ -222,6 +222,30 @@ def test_calls_are_checked(call):
 
 
 @pytest.mark.parametrize(
+    "call",
+    [
+        lambda e, p: e.init_random_population(2.5, (3, 4)),
+        lambda e, p: e.init_random_population(4, (3, 4.0)),
+        lambda e, p: e.init_population_from_data(torch.randn(3, 6), 2.5),
+        lambda e, p: e.init_population_from_data(torch.randn(3, 6), 2, "x"),
+        lambda e, p: e.mutate(p, "x"),
+        lambda e, p: e.mutate("x"),
+        lambda e, p: e.uniform_crossover(p, "x"),
+        lambda e, p: e.tournament_selection(p, torch.randn(4), 1.5),
+        lambda e, p: e.tournament_selection(p, [1.0] * 4),
+        lambda e, p: e.step(p, ones, 2.5),
+        lambda e, p: e.step(p, lambda d, b: None),
+    ],
+)
+def test_wrong_types_are_type_errors_and_draw_nothing(call):
+    evo = build()
+    population, before = torch.zeros(4, 8), evo.rng.clone()
+    with pytest.raises(TypeError, match="EvoLFQ: expected"):
+        call(evo, population)
+    assert torch.equal(evo.rng, before)
+
+
+@pytest.mark.parametrize(
     ("options", "error"),
     [
         (dict(mutation_rate=1.5), ValueError),

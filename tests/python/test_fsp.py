@@ -181,11 +181,19 @@ def test_copies_pickles_paths_and_strict_loading(generator):
         ),
         (lambda: FSP(LEVELS).indices_to_codes(torch.tensor([1.0])), TypeError),
         (lambda: FSP(LEVELS).level_indices_to_indices(torch.tensor([[8, 0, 0]])), IndexError),
+        (lambda: FSP(LEVELS).level_indices_to_indices([[1, 0, 0]]), TypeError),
     ],
 )
 def test_bad_arguments_are_refused(call, error):
     with pytest.raises(error, match="expected"):
         call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64], ids=str)
+def test_levels_that_are_no_integers_are_not_rounded(dtype: torch.dtype) -> None:
+    levels = torch.ones(2, 3).to(dtype)
+    with pytest.raises(TypeError, match=f"FSP: expected indices to be integers, but got {dtype}"):
+        FSP(LEVELS).level_indices_to_indices(levels)
 
 
 DISTRIBUTIONS = {

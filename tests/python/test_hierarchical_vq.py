@@ -67,6 +67,53 @@ def test_lens_are_a_mask():
     assert torch.equal(a.quantized, b.quantized) and torch.equal(a.loss, b.loss)
 
 
+# Options of single scales --------------------------------------------------------------------------------------------
+
+
+def freeze(vq: VectorQuantize) -> None:
+    vq.freeze_codebook = True
+
+
+def leave_averages(vq: VectorQuantize) -> None:
+    vq._codebook.ema_update = False
+
+
+@pytest.mark.parametrize("changed", range(3))
+@pytest.mark.parametrize("change", [VectorQuantize.eval, freeze, leave_averages])
+@pytest.mark.parametrize("options", [{}, {"sync_every": 2}, {"vqp_compat": True}], ids=str)
+def test_exactly_that_scale_stops(change, changed, options):
+    own = dict(shared_codebook=False, decay=0.5, threshold_ema_dead_code=0)
+    modules = [build(**own, **options) for _ in range(2)]
+    change(modules[1].vqs[changed])
+    start = modules[1].vqs[changed].codebook.clone()
+    # One update of the codes, so that both search the same ones.
+    for step in range(options.get("sync_every", 1)):
+        for module in modules:
+            module(data(2, DIM, 5, seed=step))
+    for scale, (learnt, own) in enumerate(zip(modules[0].vqs, modules[1].vqs, strict=True)):
+        expected = start if scale == changed else learnt.codebook
+        assert torch.equal(own.codebook, expected)
+        assert not torch.equal(learnt.codebook, start)
+
+
+@pytest.mark.parametrize("asked", [None, False, True])
+def test_a_call_freezes_all_scales_or_none(asked):
+    module = build(shared_codebook=False)
+    freeze(module.vqs[1])
+    before = [vq.codebook.clone() for vq in module.vqs]
+    module(data(2, DIM, 5), freeze_codebook=asked)
+    moved = [not torch.equal(vq.codebook, old) for vq, old in zip(module.vqs, before, strict=True)]
+    assert moved == {None: [True, False, True], False: [True] * 3, True: [False] * 3}[asked]
+
+
+def test_a_frozen_scale_draws_in_every_step():
+    module = build(shared_codebook=False, stochastic_sample_codes=True)
+    freeze(module.vqs[1])
+    for step in range(1, 4):
+        module(data(2, DIM, 5))
+        assert [int(vq._codebook.rng[1]) for vq in module.vqs] == [step] * 3
+
+
 # Decoding ------------------------------------------------------------------------------------------------------------
 
 

@@ -211,6 +211,17 @@ def test_kmeans_without_points(generator):
             torchvq.kmeans(x, 5, mask=mask)
 
 
+def test_kmeans_leaves_zero_vectors_out_with_cosine():
+    x = torch.zeros(20, 3)
+    assert torchvq.kmeans(x, 2).counts.tolist() == [20, 0]
+    with pytest.raises(
+        ValueError, match=r"finite vector that is not masked or zero, .* none of 20"
+    ):
+        torchvq.kmeans(x, 2, metric="cosine")
+    x[5] = 1
+    assert torchvq.kmeans(x, 2, metric="cosine").counts.tolist() == [1, 0]
+
+
 def test_kmeans_takes_gradients_strides_and_tracing(generator):
     x = mixture(generator, points=200)
     expected = torchvq.kmeans(x, 9)

@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -29,6 +30,9 @@ from torchvq._codebook.collapse import LevelWatch
 from torchvq.monitor import plot_json_lines, read_json_lines
 
 DIM = 6
+HEALTHY = CodebookStats(
+    usage=1.0, perplexity=50.0, dead=0, replaced=0, entropy_bits=5.6, tokens=100
+)
 
 
 class Model(nn.Module):
@@ -147,6 +151,10 @@ def test_wrong_arguments_are_told() -> None:
         with pytest.raises(ValueError, match=r"expected module to contain .* but got \w+ without"):
             Monitor(module)
     assert set(Monitor(nn.ModuleList([fixed, VectorQuantize(4, 8)])).quantizers) == {"1"}
+    with pytest.raises(TypeError, match=r"expected module to be a torch.nn.Module, but got None"):
+        Monitor(None)
+    with pytest.raises(TypeError, match="expected limits to be CollapseLimits or None, but got di"):
+        Monitor(Model(), limits={})
     with pytest.raises(ValueError, match="expected json_lines for a plot"):
         Monitor(Model()).plot("never.png")
 
@@ -162,6 +170,7 @@ def test_wrong_arguments_are_told() -> None:
         (dict(window=1.5), TypeError, "the window of limits to be an integer, but got 1.5"),
         (dict(perplexity_fall=5), ValueError, r"perplexity_fall of limits to be in \[0, 1\]"),
         (dict(dead=-1), ValueError, r"dead of limits to be in \[0, 1\], but got -1"),
+        (dict(dead="a"), TypeError, "dead of limits to be a number, but got 'a'"),
         (dict(churn=math.nan), ValueError, r"churn of limits to be in \[0, 1\], but got nan"),
     ],
 )
@@ -170,6 +179,25 @@ def test_numbers_out_of_range_are_told(arguments: Any, error: Any, message: str)
         arguments = dict(limits=CollapseLimits(**arguments))
     with pytest.raises(error, match=f"^Monitor: expected {message}"):
         Monitor(VectorQuantize(DIM, 8), **arguments)
+
+
+@pytest.mark.parametrize("step", [0.5, "a", torch.tensor(0.5)], ids=repr)
+def test_a_step_that_is_no_integer_records_nothing(tmp_path: Path, step: Any) -> None:
+    file, writer = tmp_path / "run.jsonl", Writer()
+    monitor = Monitor(VectorQuantize(DIM, 8), json_lines=file, writer=writer)
+    with pytest.raises(TypeError, match=r"^Monitor: expected step to be an integer, but got"):
+        monitor.step(step)
+    assert not writer.scalars and not file.exists()
+    monitor.step()
+    assert [record["step"] for record in read_json_lines(file)] == [0]
+
+
+@pytest.mark.parametrize("step", [np.int64(3), torch.tensor(3)], ids=repr)
+def test_integers_of_other_packages_number_steps(tmp_path: Path, step: Any) -> None:
+    monitor = Monitor(VectorQuantize(DIM, 8), json_lines=tmp_path / "run.jsonl")
+    monitor.step(step)
+    monitor.step()
+    assert [record["step"] for record in read_json_lines(tmp_path / "run.jsonl")] == [3, 4]
 
 
 # Reading and drawing -----------------------------------------------------------------------------------------------
@@ -188,6 +216,34 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     file.write_text('{"step": 3}\n')
     with pytest.raises(ValueError, match="expected line 1"):
         read_json_lines(file)
+
+
+RECORD: dict[str, Any] = dict(step=0, quantizer="q", codes=8) | HEALTHY._asdict()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({field: None} for field in RECORD),
+        *({field: "1"} for field in RECORD if field != "quantizer"),
+        dict(quantizer=1),
+        dict(step=0.5),
+        dict(codes=0),
+        dict(usage=True),
+    ],
+    ids=str,
+)
+def test_lines_that_no_monitor_writes(tmp_path: Path, changed: dict[str, Any]) -> None:
+    file = tmp_path / "run.jsonl"
+    # json writes NaN, and a later version may add a field.
+    right = json.dumps(RECORD | dict(perplexity=math.nan, later=[]))
+    wrong = {field: v for field, v in (RECORD | changed).items() if v is not None}
+    file.write_text(f"{right}\n")
+    assert len(read_json_lines(file)) == 1
+    for line in (json.dumps(wrong), json.dumps(RECORD | changed), "[]", "null"):
+        file.write_text(f"{right}\n{line}\n")
+        with pytest.raises(ValueError, match=r"expected line 2 of .* to be a record of a Monitor"):
+            read_json_lines(file)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 30])
@@ -259,10 +315,6 @@ except ImportError as error:
 
 
 # Collapse ------------------------------------------------------------------------------------------------------------
-
-HEALTHY = CodebookStats(
-    usage=1.0, perplexity=50.0, dead=0, replaced=0, entropy_bits=5.6, tokens=100
-)
 
 
 def watch(records: list[CodebookStats], **limits: Any) -> list[tuple[int, str]]:

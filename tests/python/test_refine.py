@@ -147,6 +147,21 @@ def test_weights_of_the_search_are_the_modules_own() -> None:
     assert torchvq.refine(stack, x, beam_size=4).error_before == pytest.approx(before, rel=1e-6)
 
 
+@pytest.mark.parametrize("groups", [0, 2])
+def test_levels_that_were_removed_have_no_weight(groups: int) -> None:
+    options = dict(dim=5, num_quantizers=3, codebook_size=8)
+    options |= dict(beam_score_quantizer_weights=[1.0, 0.5, 0.25])
+    if groups:
+        module = GroupedResidualVQ(groups=groups, **options | dict(dim=5 * groups)).eval()
+    else:
+        module = ResidualVQ(**options).eval()
+    for stack in module.stacks if groups else [module]:
+        stack.layers = stack.layers[:2]
+    x = tokens(dim=module.dim)[None]
+    before = measured(module, x, 4)
+    assert torchvq.refine(module, x, beam_size=4).error_before == pytest.approx(before, rel=1e-6)
+
+
 def test_codes_that_nobody_chooses_stay() -> None:
     stack, x = stack_of(), tokens()
     far = stack.levels[1]._codebook

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from torchvq import (
     FSP,
     BinaryMapper,
+    GroupedResidualFSQ,
     GroupedResidualVQ,
     HierarchicalVQ,
     ResidualVQ,
@@ -45,7 +48,7 @@ TARGETS = {
 def leaves_no_trace(
     module: nn.Module,
     call: Callable[[nn.Module], Any],
-    error: type[Exception],
+    error: type[Exception] | tuple[type[Exception], ...],
     match: str | None = None,
 ) -> None:
     before = {name: value.clone() for name, value in module.state_dict().items()}
@@ -77,8 +80,83 @@ def test_targets_of_stacks(case: str) -> None:
         leaves_no_trace(rvq, lambda rvq: rvq(X, indices=[good, targets]), error)
         grouped = GroupedResidualVQ(groups=2, **STACK, **LEARNING[learning])
         leaves_no_trace(grouped, lambda rvq: rvq(X, indices=groups), error)
+        for missing in ([groups[0], None], [None, None]):
+            said = "one tensor for each group, but got None"
+            leaves_no_trace(grouped, lambda rvq, t=missing: rvq(X, indices=t), TypeError, said)
     hvq = HierarchicalVQ(dim=4, codebook_size=8, scales=(6, 6))
     leaves_no_trace(hvq, lambda hvq: hvq(X.transpose(1, 2), indices=[good, targets]), error)
+
+
+WRONG_ARGUMENTS = {
+    "topk": (dict(topk=1.5), TypeError, "topk to be an integer, but got 1.5"),
+    "ema_update": (dict(ema_update="no"), TypeError, "ema_update to be True or False"),
+    "freeze": (dict(freeze_codebook="no"), TypeError, "freeze_codebook to be True or False"),
+    "accumulate": (dict(accum_ema_update="no"), TypeError, "accum_ema_update to be True or False"),
+    "list": (dict(indices=[[0] * 6] * 2), TypeError, "indices to be a tensor, but got list"),
+    "device": (dict(indices=torch.zeros(2, 6).long().to("meta")), ValueError, "indices to be on"),
+    "lens": (dict(lens=[3, 2]), TypeError, "lens to be a tensor, but got list"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_ARGUMENTS)
+@pytest.mark.parametrize("learning", LEARNING)
+def test_arguments_of_one_codebook(learning: str, case: str) -> None:
+    call, error, match = WRONG_ARGUMENTS[case]
+    vq = VectorQuantize(4, 8, **LEARNING[learning])
+    leaves_no_trace(vq, lambda vq: vq(X, **call), error, f"VectorQuantize: expected {match}")
+    assert vq._codebook.initialised == (learning != "kmeans")
+
+
+@pytest.mark.parametrize("flag", [None, True, np.True_, 1, torch.tensor(True)], ids=repr)
+def test_flags_that_are_true_or_false(flag: Any) -> None:
+    VectorQuantize(4, 8)(X, ema_update=flag, freeze_codebook=flag, topk=np.int64(2))
+
+
+NO_TENSORS = {
+    "one codebook": lambda: VectorQuantize(4, 8).update_ema_indices(X, [[0] * 6] * 2),
+    "levels": lambda: ResidualVQ(**STACK)(X, indices=[[[0, 0]] * 6] * 2),
+    "number": lambda: ResidualVQ(**STACK)(X, indices=5),
+    "decoded": lambda: ResidualVQ(**STACK).get_codes_from_indices([[0, 1]]),
+    "decoded output": lambda: ResidualVQ(**STACK).get_output_from_indices([[0, 1]]),
+    "groups": lambda: GroupedResidualVQ(groups=2, **STACK).get_codes_from_indices(None),
+    "scalar groups": lambda: GroupedResidualFSQ(
+        dim=4, groups=2, levels=[4, 4], num_quantizers=2
+    ).get_output_from_indices(None),
+    "scales": lambda: scales()(X.transpose(1, 2), indices=[[[0]], [[0, 0]]]),
+    "decoded scales": lambda: scales().get_output_from_indices([[[0]], [[0, 0]]]),
+    "no scales": lambda: scales().get_output_from_indices(None),
+}
+
+
+def scales() -> HierarchicalVQ:
+    return HierarchicalVQ(dim=4, codebook_size=8, scales=(1, 2))
+
+
+@pytest.mark.parametrize("case", NO_TENSORS)
+def test_indices_that_are_no_tensors(case: str) -> None:
+    with pytest.raises(TypeError, match=r"expected indices to be (a|one) tensor"):
+        NO_TENSORS[case]()
+
+
+def test_indices_without_an_axis_of_levels() -> None:
+    rvq, lone = ResidualVQ(**STACK), torch.tensor(1)
+    for call in (
+        lambda: rvq(X, indices=lone),
+        lambda: rvq.get_codes_from_indices(lone),
+        lambda: rvq.get_output_from_indices(lone),
+    ):
+        with pytest.raises(ValueError, match="ResidualVQ: expected indices to"):
+            call()
+
+
+def test_targets_of_stacks_on_another_device() -> None:
+    there = torch.zeros(2, 6, device="meta").long()
+    stack, grid = ResidualVQ(**STACK, kmeans_init=True), scales()
+    targets = torch.stack([there, there], -1)
+    leaves_no_trace(stack, lambda rvq: rvq(X, indices=targets), ValueError, "on cpu like x")
+    targets = [there[:, :1], there[:, :2]]
+    x = X.transpose(1, 2)
+    leaves_no_trace(grid, lambda hvq: hvq(x, indices=targets), ValueError, "on cpu like x")
 
 
 def test_targets_that_fit() -> None:
@@ -141,6 +219,41 @@ def test_transforms(learning: str, transform: Any, error: type[Exception]) -> No
     assert vq._codebook.initialised == (learning != "kmeans")
     vq(X)
     assert vq._codebook.initialised
+
+
+WRONG_LATER = {
+    "decay": ("_codebook.decay", 2.0, {}),
+    "orthogonal": ("orthogonal_reg_max_codes", 0, dict(orthogonal_reg_weight=1.0)),
+    "commitment": ("commitment_weight", "much", {}),
+    "threshold": ("_codebook.threshold_ema_dead_code", "few", {}),
+    "sync_update_v": ("sync_update_v", "much", {}),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_LATER)
+@pytest.mark.parametrize("learning", ["kmeans", "affine", "averages"])
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_options_that_are_set_wrong_later(learning: str, case: str, accumulates: bool) -> None:
+    name, value, options = WRONG_LATER[case]
+    vq = VectorQuantize(4, 8, **LEARNING[learning], **options)
+    path, _, option = name.rpartition(".")
+    if accumulates:
+        vq(X, accum_ema_update=True)
+    setattr(vq.get_submodule(path), option, value)
+    leaves_no_trace(vq, lambda vq: vq(X), (ValueError, TypeError, RuntimeError))
+    assert vq._codebook.initialised == (accumulates or learning != "kmeans")
+
+
+def test_a_repeated_call_counts_the_tokens_once() -> None:
+    torch.manual_seed(0)
+    vq = VectorQuantize(4, 8, affine_param=True)
+    twin = copy.deepcopy(vq)
+    vq._codebook.decay = 2.0
+    leaves_no_trace(vq, lambda vq: vq(X), ValueError, "decay")
+    vq._codebook.decay = twin._codebook.decay
+    vq(X), twin(X)
+    for name, value in vq.state_dict().items():
+        assert torch.equal(value, twin.state_dict()[name]), name
 
 
 @pytest.mark.parametrize("temperature", [float("nan"), float("inf")])

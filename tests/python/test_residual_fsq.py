@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 from vector_quantize_pytorch import ResidualFSQ as Reference
 
@@ -306,6 +307,17 @@ def test_bad_groups_and_calls():
         with pytest.raises(error):
             call()
     assert module.rng[1] == 0
+
+
+@pytest.mark.parametrize("case", ["plain", "groups"])
+@pytest.mark.parametrize("move", [lambda m: m.to("cpu"), nn.Module.float, nn.Module.half])
+def test_a_move_that_changes_nothing_leaves_backward_intact(case, move):
+    module, x = make(case)
+    x = x.clone().requires_grad_()
+    quantized = module(x)[0]
+    move(module)
+    quantized.sum().backward()
+    assert x.grad is not None
 
 
 @pytest.mark.parametrize("levels", [[5, 3], [4, 4], [8, 2], [7]])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -172,6 +174,17 @@ def test_groups(generator):
 def test_bad_options_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         make(**options)
+
+
+@pytest.mark.parametrize("beam", [0, -1])
+@pytest.mark.parametrize("training", [True, False])
+def test_bad_beams_that_are_set_later_are_named(training, beam, generator):
+    rvq = make(beam_size=2).train(training)
+    setattr(rvq, "beam_size" if training else "eval_beam_size", beam)
+    before = copy.deepcopy(rvq.state_dict())
+    with pytest.raises(ValueError, match=f"expected beam_size to be at least 1, but got {beam}"):
+        rvq(tokens(generator))
+    assert all(torch.equal(value, before[name]) for name, value in rvq.state_dict().items())
 
 
 def test_in_place_optimizers_with_a_beam_are_refused_in_training_alone(generator):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from torchvq import GroupedResidualVQ, ResidualVQ
+from torchvq import GroupedResidualVQ, ResidualVQ, VectorQuantize
 
 DIM, CODES, LEVELS = 6, 16, 3
 DIVERSE = dict(codebook_diversity_loss_weight=0.1, orthogonal_reg_weight=0.2)
@@ -58,6 +59,113 @@ def test_each_level_has_its_own(case: str, changed: int, generator: torch.Genera
         assert torch.equal(output.indices, torch.stack(indices, -1))
         torch.testing.assert_close(output.loss, torch.stack(losses))
     assert all(map(torch.equal, states(stack.layers), states(chain)))
+
+
+def freeze(level: VectorQuantize, on: bool) -> None:
+    level.freeze_codebook = on
+
+
+def evaluate(level: VectorQuantize, on: bool) -> None:
+    level.train(not on)
+
+
+def leave_averages(level: VectorQuantize, on: bool) -> None:
+    level._codebook.ema_update = not on
+
+
+def replace_dead(level: VectorQuantize, on: bool) -> None:
+    codebook = level._codebook
+    codebook.threshold_ema_dead_code = codebook.reset_cluster_size = 2.0 if on else 0.0
+
+
+def sample(level: VectorQuantize, on: bool) -> None:
+    level.stochastic_sample_codes = on
+
+
+KEPT = dict(sync_every=3, threshold_ema_dead_code=1)
+LEARNT = dict(learnable_codebook=True, ema_update=False, codebook_size=64)
+SAMPLED = dict(stochastic_sample_codes=True)
+
+# Options of the stack, and what happens to one level of it for a while.
+CHANGES: dict[str, tuple[dict[str, object], Callable[[VectorQuantize, bool], None]]] = {
+    "frozen": ({}, freeze),
+    "frozen, sampling": (SAMPLED, freeze),
+    "frozen, of its own size": (
+        dict(num_quantizers=None, codebook_size=(8, 16, 24), **SAMPLED),
+        freeze,
+    ),
+    "frozen while statistics are kept": (KEPT, freeze),
+    "evaluating": (SAMPLED, evaluate),
+    "evaluating while statistics are kept": (KEPT, evaluate),
+    "without averages": ({}, leave_averages),
+    "without averages, sampling": (SAMPLED, leave_averages),
+    "without averages while statistics are kept": (dict(sync_every=3), leave_averages),
+    "replacing dead codes": (LEARNT, replace_dead),
+    "sampling in a frozen stack": (dict(freeze_codebook=True), sample),
+}
+
+
+@pytest.mark.parametrize("changed", range(LEVELS))
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_level_learns_and_draws_as_if_alone(
+    case: str, changed: int, generator: torch.Generator
+) -> None:
+    options, change = CHANGES[case]
+    torch.manual_seed(0)
+    own = dict(dim=DIM, num_quantizers=LEVELS, codebook_size=CODES)
+    stack = ResidualVQ(**own | options)
+    for level in stack.layers:
+        level._codebook.cluster_size.zero_()
+    chain = copy.deepcopy(list(stack.layers))
+    # Not as many steps as between two reductions, so that levels keep different numbers of them.
+    for on in (False, True, True, False, False, False, False):
+        for level in (stack.layers[changed], chain[changed]):
+            change(level, on)
+        x = torch.randn(2, 20, DIM, generator=generator)
+        residual, indices = x, []
+        for level in chain:
+            quantized, chosen, _ = level(residual)
+            residual = residual - quantized.detach()
+            indices.append(chosen)
+        assert torch.equal(stack(x).indices, torch.stack(indices, -1))
+        assert all(map(torch.equal, states(stack.layers), states(chain)))
+
+
+@pytest.mark.parametrize("options", [{"beam_size": 2}, {"affine_param": True}], ids=str)
+def test_a_frozen_level_keeps_its_statistics(
+    options: dict[str, object], generator: torch.Generator
+) -> None:
+    stack = build({"sync_every": 2} | options, "frozen")
+    stack(torch.randn(2, 20, DIM, generator=generator))
+    stack.layers[1].freeze_codebook = True
+    before = copy.deepcopy(stack.layers[1]._codebook.state_dict())
+    stack(torch.randn(2, 20, DIM, generator=generator))
+    for name, value in stack.layers[1]._codebook.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert [int(level._codebook.kept_steps[0]) for level in stack.layers] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("changed", range(2))
+def test_a_group_of_its_own(changed: int, generator: torch.Generator) -> None:
+    stack = GroupedResidualVQ(
+        dim=2 * DIM, groups=2, num_quantizers=2, codebook_size=CODES, affine_param=True
+    )
+    for level in stack.rvqs[changed].layers:
+        leave_averages(level, True)
+    before = copy.deepcopy(stack.state_dict())
+    stack(torch.randn(2, 20, 2 * DIM, generator=generator))
+    for name, value in stack.state_dict().items():
+        if name.endswith("embed"):
+            stays = name.startswith(f"rvqs.{changed}")
+            assert torch.equal(value, before[name]) == stays, name
+
+
+def test_a_frozen_first_level_draws_new_depths(generator: torch.Generator) -> None:
+    stack = build({"quantize_dropout": True}, "frozen")
+    stack.layers[0].freeze_codebook = True
+    x = torch.randn(1, 4, DIM, generator=generator)
+    depths = {int((stack(x).indices[0, 0] >= 0).sum()) for _ in range(20)}
+    assert len(depths) > 1
 
 
 @pytest.mark.parametrize("options", [{}, {"shared_codebook": True}], ids=["own", "shared"])

@@ -226,6 +226,16 @@ def test_compiled_steps_count_as_eager_steps(kind: str) -> None:
         assert module.stats() == eager.stats()
 
 
+def test_a_load_leaves_compiled_steps_as_they_are() -> None:
+    torch.compiler.reset()
+    vq = VectorQuantize(DIM, 16, threshold_ema_dead_code=2)
+    step = torch.compile(vq, fullgraph=True, backend="aot_eager")
+    step(tokens())
+    vq.load_state_dict(vq.state_dict())
+    with torch.compiler.set_stance("fail_on_recompile"):
+        step(tokens())
+
+
 def test_exported_training_steps_count() -> None:
     support.seed_everything()
     vq = VectorQuantize(DIM, 16)

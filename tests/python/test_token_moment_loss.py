@@ -58,7 +58,9 @@ def test_constant_features_have_finite_statistics_and_gradients(value):
             assert loss.isfinite() and all(part.isfinite().all() for part in found)
             assert found[2][0] == 0 and found[3][0] == -3
         (slope,) = torch.autograd.grad(ops.moment_loss(moments, TARGETS, WEIGHTS)[0], moments)
-        other = any_path("moment_loss_backward")(torch.ones((), dtype=moments.dtype), moments, TARGETS, WEIGHTS)
+        other = any_path("moment_loss_backward")(
+            torch.ones((), dtype=moments.dtype), moments, TARGETS, WEIGHTS
+        )
         assert slope.isfinite().all()
         torch.testing.assert_close(other, slope, rtol=1e-9, atol=0)
 

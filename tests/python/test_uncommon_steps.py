@@ -100,6 +100,22 @@ def test_an_own_optimizer_goes_on_after_inference_mode(
     assert torch.equal(*codes)
 
 
+@pytest.mark.parametrize("cls", [VectorQuantize, partial(ResidualVQ, num_quantizers=2)])
+def test_an_own_optimizer_refuses_before_it_steps_what_backward_cannot_save(cls: Any) -> None:
+    momentum = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    module = make(cls, **OWN_OPTIMIZER | dict(in_place_codebook_optimizer=momentum))
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    with torch.inference_mode():
+        x, mask = data(2, 5), torch.ones(2, 5, dtype=torch.bool)
+    with pytest.raises(RuntimeError, match="VectorQuantize: expected x and mask to be usable"):
+        module(x, mask=mask)
+    after = module.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    with torch.no_grad():
+        module(x, mask=mask)
+
+
 MOMENTS = {
     "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
     "adam": partial(torch.optim.Adam, lr=0.1),
@@ -245,3 +261,15 @@ def test_one_graph_serves_all_beams(training: bool) -> None:
         found, expected = compiled(data(2, 5), beam_size=beam), twin(data(2, 5), beam_size=beam)
         assert torch.equal(found.indices, expected.indices)
         assert torch.equal(found.quantized, expected.quantized)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_directions_without_a_gradient_have_no_noise(compiled: bool) -> None:
+    options = dict(directional_reparam=True, threshold_ema_dead_code=1, freeze_codebook=True)
+    module = make(**options).requires_grad_(False)
+    call = torch.compile(module, backend="aot_eager") if compiled else module
+    quantized, indices, _ = call(data(2, 5))
+    assert torch.equal(quantized, module.get_codes_from_indices(indices))
+    x = data(2, 5).requires_grad_()
+    module(x)[0].sum().backward()
+    assert x.grad is not None

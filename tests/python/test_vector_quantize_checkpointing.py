@@ -367,3 +367,31 @@ def test_codes_without_a_gradient_get_none(options: dict[str, Any], reentrant: b
     quantized, loss = checkpoint(step, x, use_reentrant=reentrant)
     (quantized.square().sum() + loss).backward()
     assert module._codebook.embed.grad is None and x.grad is not None
+
+
+@pytest.mark.parametrize("reentrant", REENTRANT)
+@pytest.mark.parametrize("frozen", [True, False])
+def test_codes_that_move_before_backward_are_those_of_the_step(
+    frozen: bool, reentrant: bool
+) -> None:
+    """The step moves no code, but another step, or the user, does."""
+    x, other = torch.randn(2, 2, 12, 8)
+    gradients = []
+    for recomputes in (False, True):
+        torch.manual_seed(0)
+        learns = {} if frozen else dict(learnable_codebook=True, ema_update=False)
+        module = VectorQuantize(8, 16, orthogonal_reg_weight=0.5, **learns)
+
+        def step(x: Tensor, module: VectorQuantize = module) -> Tensor:
+            return module(x, freeze_codebook=frozen)[2]
+
+        z = x.clone().requires_grad_()
+        loss = checkpoint(step, z, use_reentrant=reentrant) if recomputes else step(z)
+        with torch.no_grad():
+            if frozen:
+                module(other)
+            else:
+                module.codebook = module.codebook + 1
+        loss.backward()
+        gradients.append(module._codebook.embed.grad)
+    assert torch.equal(*gradients)

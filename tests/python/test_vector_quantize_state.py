@@ -374,6 +374,25 @@ def test_a_codebook_is_assigned_from_a_view_of_itself(heads: int, learnable: boo
         assert torch.equal(module._codebook.embed_avg.view_as(expected), expected)
 
 
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (Tensor.tolist, TypeError),
+        (Tensor.bool, TypeError),
+        (lambda codes: codes + 1j, TypeError),
+        (lambda codes: codes * torch.nan, ValueError),
+        (lambda codes: codes.double() * 1e300, ValueError),
+    ],
+    ids=["list", "bool", "complex", "NaN", "beyond float32"],
+)
+def test_other_codes_are_not_assigned(change: Any, error: type[Exception]) -> None:
+    module = build("kmeans")
+    before = module.codebook.clone()
+    with pytest.raises(error, match="VectorQuantize: expected codebook to be"):
+        module.codebook = change(torch.ones(CODES, DIM))
+    assert torch.equal(module.codebook, before) and not module._codebook.initialised
+
+
 def test_casts_by_type_leave_integers_and_flags() -> None:
     for module in (
         VectorQuantize(DIM, CODES, threshold_ema_dead_code=1, sync_every=2),

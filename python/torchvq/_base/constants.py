@@ -44,8 +44,11 @@ class ConstantBuffers(WideBuffers):
                     self._buffers[name] = value.to(device, buffer.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ConstantBuffers":
+        before = {name: self._buffers[name] for name in self._constants}
         super()._apply(fn, recurse)
-        self.restore_constants()
+        # Buffers that nothing has moved may be saved for a backward.
+        if any(self._buffers[name] is not old for name, old in before.items()):
+            self.restore_constants()
         return self
 
     def complete_load(self, lacking: AbstractSet[str]) -> None:

@@ -62,6 +62,10 @@ class Layout(NamedTuple):
             raise ValueError(f"{self.owner}: expected mask or lens to be given, but got both")
         positions = self.positions(x)
         if lens is not None:
+            if not isinstance(lens, Tensor):
+                raise TypeError(
+                    f"{self.owner}: expected lens to be a tensor, but got {type(lens).__name__}"
+                )
             if len(positions) != 1 or lens.shape != x.shape[:1]:
                 raise ValueError(
                     f"{self.owner}: expected lens to have one length per sequence of x, but got "

@@ -222,9 +222,11 @@ class Replayed:
         """The codes after an update, of which losses are taken; in a recomputation those that it left in the step, with
         the gradient of the parameter.
         """
-        if self._replay is None or not self._replay.settled:
+        replay = self._replay
+        if replay is None or (replay.embed is None and not replay.settled):
             return self.embed
-        settled = self._replay.settled[self._replay.search]
+        # A step that moved no codes left those with which it began; other steps may have moved them since.
+        settled = replay.settled[replay.search] if replay.settled else replay.embed
         codes: Tensor = _Settled.apply(settled, self.embed)  # type: ignore[no-untyped-call]
         return codes
 

@@ -104,6 +104,7 @@ def in_place_step(
     state = vq._codebook
     if state.replaying:
         return projected.new_zeros(())
+    _check_saved(vq, projected, mask)
     with own_backward():
         target, mask = target_of(projected), None if mask is None else target_of(mask)
         _, _, codes, inputs = _ops.quantize(target, codebook, state.rng, estimator="none")
@@ -115,6 +116,18 @@ def in_place_step(
         vq.update_in_place_optimizer()
     state.record_embed()
     return loss.detach()
+
+
+def _check_saved(vq: "VectorQuantize", projected: Tensor, mask: Tensor | None) -> None:
+    """Raises for tensors that the forward could not save for backward, before the optimizer steps."""
+    saved = [] if mask is None else [mask]
+    if vq.has_commitment_loss and not vq.commitment_use_cross_entropy_loss:
+        saved.append(projected)
+    if torch.is_grad_enabled() and any(tensor.is_inference() for tensor in saved):
+        raise RuntimeError(
+            "VectorQuantize: expected x and mask to be usable in backward, because codes with an "
+            "in_place_codebook_optimizer take a gradient, but got a tensor made in inference mode; clone it first"
+        )
 
 
 def optimizer_text(owner: "LatentQuantize | ResidualVQ | VectorQuantize") -> str:

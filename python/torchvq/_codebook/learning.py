@@ -1,14 +1,18 @@
 """The update of several codebooks in one step."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchvq._base.ranks import Ranks, joined_signature
+from torchvq._base.transforms import has_values
 from torchvq._codebook.losses import SearchedTokens
 from torchvq.codebook import Codebook
+
+if TYPE_CHECKING:
+    from torchvq.vector_quantize import VectorQuantize
 
 _ops = torch.ops.torchvq
 
@@ -19,6 +23,7 @@ class StepTokens(NamedTuple):
     inputs: Tensor  # (H, T, D)
     indices: Tensor  # (H, T)
     mask: Tensor | None  # (H, T)
+    trains: bool = True  # False: of a codebook that does not train, and so without tokens
 
     @classmethod
     def by(cls, levels: Sequence[SearchedTokens]) -> "StepTokens":
@@ -33,10 +38,25 @@ class StepTokens(NamedTuple):
             torch.cat(masks, 1) if masks else None,
         )
 
-    def none_of(self) -> "StepTokens":
+    def none_of(self, trains: bool = True) -> "StepTokens":
         """The same with no tokens."""
         mask = None if self.mask is None else self.mask[:, :0]
-        return StepTokens(self.inputs[:, :0], self.indices[:, :0], mask)
+        return StepTokens(self.inputs[:, :0], self.indices[:, :0], mask, trains)
+
+
+def trains(vq: "VectorQuantize", frozen: bool) -> bool:
+    """Whether a training forward of a stack may change the codebook of a level."""
+    return vq.training and vq._codebook.training and not frozen
+
+
+def synced_level(levels: Sequence["VectorQuantize"]) -> "VectorQuantize":
+    """The level of a stack that tells which ranks learn together: the first, unless it alone evaluates."""
+    return next((level for level in levels if level.training), levels[0])
+
+
+def is_left_out(vq: "VectorQuantize", frozen: bool) -> bool:
+    """Whether a level is frozen, or has no place in the messages of kept statistics, in which ranks must agree."""
+    return frozen or (vq._codebook.keeps_statistics and not trains(vq, frozen))
 
 
 def step_lists(
@@ -53,9 +73,9 @@ def step_lists(
 
 
 def learn_together(
-    codebooks: Sequence[Codebook], tokens: Sequence[StepTokens], ema_update: bool, ranks: Ranks
-) -> list[Tensor]:
-    """A training step of codebooks that have the options of the first, with one exchange for all.
+    codebooks: Sequence[Codebook], tokens: Sequence[StepTokens], ranks: Ranks
+) -> list[Tensor | None]:
+    """A training step of codebooks, with one exchange for all if they have the same options.
 
     Args:
         codebooks: those beyond ``tokens`` are not in use and contribute no tokens; they are in the message, because its
@@ -63,32 +83,77 @@ def learn_together(
         tokens: the tokens of each codebook in use.
 
     Returns:
-        Tokens of this step per code (H, K), of all ranks, for each codebook in use.
+        Tokens of this step per code (H, K), of all ranks, for each codebook in use; None if it does not learn.
     """
     first = codebooks[0]
-    if any(codebook.rules != first.rules for codebook in codebooks):
-        return _learn_apart(codebooks, tokens, ema_update, ranks)
-    arguments = first.collecting(ranks) | first.learning(ema_update)
+    if first.keeps_statistics and not all(part.trains for part in tokens):
+        return _learn_trained(codebooks, tokens, ranks)
+    if not learn_alike(codebooks) or not in_step(codebooks):
+        return _learn_apart(codebooks, tokens, ranks)
+    if not first.learns(first.ema_update):
+        return [None] * len(tokens)
+    arguments = first.collecting(ranks) | first.learning(first.ema_update)
     if not ranks.alone:
         arguments["signature"] = joined_signature(codebooks)
     *lists, mask = step_lists(codebooks, tokens)
     counts: list[Tensor] = _ops.learn_codebooks_(*lists, mask=mask, statistics=[], **arguments)
     for codebook in codebooks[: len(tokens)]:
         codebook.keep_in_shards()
-    return counts
+    return [own if part.trains else None for own, part in zip(counts, tokens, strict=True)]
+
+
+def learn_alike(codebooks: Sequence[Codebook]) -> bool:
+    """Whether codebooks have the options of the first, so that one call serves all."""
+    rules = codebooks[0].rules
+    return all(codebook.rules == rules for codebook in codebooks[1:])
+
+
+def in_step(codebooks: Sequence[Codebook]) -> bool:
+    """Whether codebooks that keep statistics have kept as many steps: those of a level that was frozen for a while have
+    not, and learn in other steps. Compiled code, which cannot read the numbers, takes it that they have."""
+    if not codebooks[0].keeps_statistics or len(codebooks) == 1 or torch.compiler.is_compiling():
+        return True
+    kept = torch.stack([codebook.kept_on(codebook.cooldown.device)[0] for codebook in codebooks])
+    return not has_values(kept) or len({tuple(steps) for steps in kept[:, :2].tolist()}) == 1
 
 
 def _learn_apart(
-    codebooks: Sequence[Codebook], tokens: Sequence[StepTokens], ema_update: bool, ranks: Ranks
-) -> list[Tensor]:
+    codebooks: Sequence[Codebook], tokens: Sequence[StepTokens], ranks: Ranks
+) -> list[Tensor | None]:
     """The same where the options of some levels were changed: an exchange for each codebook."""
     absent = [tokens[0].none_of()] * (len(codebooks) - len(tokens))
     parts = zip(codebooks, [*tokens, *absent], strict=True)
-    counts = [learn_together([own], [part], ema_update, ranks)[0] for own, part in parts]
+    counts = [learn_together([own], [part], ranks)[0] for own, part in parts]
     return counts[: len(tokens)]
 
 
+def _learn_trained(
+    codebooks: Sequence[Codebook], tokens: Sequence[StepTokens], ranks: Ranks
+) -> list[Tensor | None]:
+    """The same without the codebooks that do not train: a step without tokens would be one of those that are kept."""
+    own = [codebook for codebook, part in zip(codebooks, tokens, strict=True) if part.trains]
+    parts = [part for part in tokens if part.trains]
+    counts = iter(learn_together(own, parts, ranks) if own else [])
+    return [next(counts) if part.trains else None for part in tokens]
+
+
 StackStep = tuple[Sequence[Codebook], Sequence[StepTokens]]
+
+
+def step_of_levels(
+    levels: Sequence["VectorQuantize"], searched: Sequence[SearchedTokens], trained: Sequence[bool]
+) -> StackStep:
+    """The step of levels with a codebook each, of which the first ones were searched."""
+    parts = [StepTokens.by([part]) for part in searched]
+    # Levels that do not learn keep their place in the message.
+    tokens = [
+        part if learns else part.none_of(False)
+        for part, learns in zip(parts, trained, strict=False)
+    ]
+    if levels[0]._codebook.keeps_statistics:
+        # A step counts also for levels that were dropped.
+        tokens += [parts[0].none_of(learns) for learns in trained[len(parts) :]]
+    return [vq._codebook for vq in levels], tokens
 
 
 def joined_stacks(stacks: Sequence[StackStep]) -> StackStep:
@@ -101,11 +166,11 @@ def joined_stacks(stacks: Sequence[StackStep]) -> StackStep:
     return codebooks, tokens
 
 
-def learn_stacks(stacks: Sequence[StackStep], ema_update: bool, ranks: Ranks) -> list[list[Tensor]]:
+def learn_stacks(stacks: Sequence[StackStep], ranks: Ranks) -> list[list[Tensor | None]]:
     """``learn_together`` for several stacks, with one exchange for all; returns the counts of each stack."""
     if ranks.alone or len(stacks) == 1:
-        return [learn_together(*stack, ema_update, ranks) for stack in stacks]
-    counts = learn_together(*joined_stacks(stacks), ema_update, ranks)
+        return [learn_together(*stack, ranks) for stack in stacks]
+    counts = learn_together(*joined_stacks(stacks), ranks)
     found, begin = [], 0
     for own, used in stacks:
         found.append(counts[begin : begin + len(used)])

@@ -1,6 +1,7 @@
-"""The arguments of one forward of VectorQuantize."""
+"""The arguments of one forward of VectorQuantize, and codes that are assigned to it."""
 
 from collections.abc import Callable
+from operator import index
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -11,10 +12,12 @@ from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import expect, expect_temperature
 from torchvq._base.ranks import ALONE, Ranks
-from torchvq._base.transforms import reads_at_once
+from torchvq._base.transforms import has_values, reads_at_once
 
 if TYPE_CHECKING:
     from torchvq.vector_quantize import VectorQuantize
+
+_FLAGS = ("freeze_codebook", "accum_ema_update", "ema_update")
 
 
 class Request(NamedTuple):
@@ -62,11 +65,13 @@ def check_call(
     topk: int | None,
     temperature: float | None,
     weight: EmaWeight | None,
+    flags: tuple[bool | None, ...],
 ) -> None:
     """Checks the arguments of a forward before it writes anything."""
     _check_topk(vq, topk)
     if torch.compiler.is_compiling():
         return  # the operators check while they are traced, before anything runs
+    _check_flags(flags)
     check_temperature(vq, temperature, "VectorQuantize")
     if targets is not None:
         check_targets(targets, x, vq._layout, vq.codebook_size)
@@ -85,9 +90,12 @@ def check_temperature(vq: "VectorQuantize", temperature: float | None, owner: st
 
 def check_targets(targets: Tensor, x: Tensor, layout: Layout, codebook_size: int) -> None:
     """Raises unless targets are indices as forward returns them for x: TypeError, ValueError or IndexError."""
+    targets = as_int64(layout.owner, targets)
     shape = [x.shape[0], *layout.positions(x), *([layout.heads] if layout.heads > 1 else [])]
     found = list(targets.shape)
     expect(layout.owner, found == shape, "indices", f"of shape {shape}", f"shape {found}")
+    here = targets.device == x.device
+    expect(layout.owner, here, "indices", f"on {x.device} like x", targets.device)
     check_target_values(targets, codebook_size, layout.owner)
 
 
@@ -104,10 +112,29 @@ def check_target_values(targets: Tensor, codebook_size: int, owner: str) -> None
         )
 
 
+def check_codes(codes: Tensor, embed: Tensor) -> None:
+    """Raises TypeError or ValueError unless codes that are assigned are finite and have the shape of the codebook."""
+    if not isinstance(codes, Tensor) or codes.is_complex() or codes.dtype == torch.bool:
+        got = codes.dtype if isinstance(codes, Tensor) else type(codes).__name__
+        raise TypeError(
+            f"VectorQuantize: expected codebook to be a tensor of real numbers, but got {got}"
+        )
+    if codes.shape not in (embed.shape, embed.shape[1:]):
+        raise ValueError(
+            f"VectorQuantize: expected codebook to have shape {list(embed.shape)}, but got {list(codes.shape)}"
+        )
+    if torch.compiler.is_compiling() or not has_values(codes):
+        return
+    finite = bool(codes.to(embed.dtype).isfinite().all())
+    expect("VectorQuantize", finite, "codebook", f"finite in {embed.dtype}", "NaN or infinity")
+
+
 def _check_topk(vq: "VectorQuantize", topk: int | None) -> None:
-    """Raises ValueError if the module's options do not allow ``topk``."""
+    """Raises ValueError if the module's options do not allow ``topk``, TypeError unless it is an integer."""
     if topk is None:
         return
+    if not torch.compiler.is_compiling():
+        _check_integer(topk)
     if vq.training and vq.commitment_use_cross_entropy_loss:
         raise ValueError(
             "VectorQuantize: expected topk in training without commitment_use_cross_entropy_loss, "
@@ -123,3 +150,22 @@ def _check_topk(vq: "VectorQuantize", topk: int | None) -> None:
         raise ValueError(
             f"VectorQuantize: expected topk with one head, but got topk {topk} with {vq.heads} heads"
         )
+
+
+def _check_integer(topk: int) -> None:
+    try:
+        index(topk)
+    except TypeError as error:
+        raise TypeError(
+            f"VectorQuantize: expected topk to be an integer, but got {topk!r}"
+        ) from error
+
+
+def _check_flags(flags: tuple[bool | None, ...]) -> None:
+    """Raises TypeError for a flag whose truth alone would count, as of a text."""
+    for place, value in enumerate(flags):
+        # Identities first, as most calls give none.
+        if value is not None and value is not False and value not in (True, False):
+            raise TypeError(
+                f"VectorQuantize: expected {_FLAGS[place]} to be True or False, but got {value!r}"
+            )

@@ -142,7 +142,8 @@ def estimator(vq: "VectorQuantize", x: Tensor, codes: Tensor) -> str:
     if not vq.route_gradients_to_input:
         return "gumbel" if vq.straight_through else "none"
     if vq.directional_reparam:
-        return "directional_reparam"
+        # Its output is noise around the code, for the sake of a gradient.
+        return "directional_reparam" if takes_gradient(x) else "none"
     if not vq.rotation_trick:
         return "straight_through"
     return "vqp_rotation_trick" if vq.vqp_compat else "rotation_trick"

@@ -46,7 +46,8 @@ def forget_step(vq: "VectorQuantize", _: object = None) -> None:
     """Clears the counts after a load: the loaded state has had no step, and to_empty leaves buffers uninitialised."""
     like = vq._codebook.cooldown
     vq.step_counts = torch.zeros_like(like)
-    vq._codebook.replaced = torch.zeros_like(like[:, 0])
+    # Not with the strides of a slice, for which a compiled step would be compiled again.
+    vq._codebook.replaced = like.new_zeros(like.shape[0])
 
 
 def fit_to_codes(vq: "VectorQuantize") -> None:
@@ -76,11 +77,11 @@ def draws_frozen(vq: "VectorQuantize") -> bool:
 def finish_step(
     quantizers: Sequence["VectorQuantize"],
     indices: Sequence[Tensor],
-    counts: Sequence[Tensor],
+    counts: Sequence[Tensor | None],
     masks: Sequence[Tensor | None],
     ranks: Ranks,
     uses: Sequence[Tensor] | None = None,
-    drew: bool = True,
+    drew: bool | Sequence[bool] = True,
     depth: int | Tensor | None = None,
 ) -> None:
     """Ends a training step: keeps the tokens per code, and advances the generators.
@@ -88,29 +89,58 @@ def finish_step(
     Args:
         quantizers: all levels of a stack.
         indices: (H, T) for each level in use; dropped levels have none.
-        counts: tokens per code of all ranks for each codebook in use, which may be one for all levels; empty if
-            nothing was learnt. A step without tokens on any rank is not counted.
+        counts: tokens per code of all ranks for each codebook in use, which may be one for all levels; None, or left
+            out, if it learnt nothing. A step without tokens on any rank is not counted.
         masks: (H, T) for each level in use.
         uses: receive the tokens per code of each level. Default: the quantizers' ``step_counts``.
-        drew: whether to advance the generators; a frozen step that drew nothing leaves them.
+        drew: whether to advance the generators, or that of each level in use; a frozen level that drew nothing leaves
+            its own.
         depth: levels in use, where only the device knows their number; dropped levels keep their generators.
     """
     if quantizers[0]._codebook.replaying:
         return
     rng = [vq._codebook.rng for vq in quantizers[: len(indices)]]
-    if not drew:
+    drawn = [drew] * len(rng) if isinstance(drew, bool) else drew
+    if any(own is rng[0] for own in rng[1:]):
+        rng, drawn = rng[:1], [any(drawn)]
+    if not any(drawn):
         rng = []
-    elif any(own is rng[0] for own in rng[1:]):
-        rng = rng[:1]
+    learnt = counts[: len(rng)]
+    if not all(drawn) or any(own is not None for own in learnt):
+        learnt = _tokens_that_count(rng, indices, learnt, masks, ranks, drawn)
     _ops.finish_step_(
         [vq.step_counts for vq in quantizers] if uses is None else uses,
         indices,
         rng,
-        counts=counts,
+        counts=[own for own in learnt if own is not None],
         masks=[mask for mask in masks if mask is not None],
         alone=ranks.alone,
         depth=depth if isinstance(depth, Tensor) else None,
     )
+
+
+def _tokens_that_count(
+    rng: Sequence[Tensor],
+    indices: Sequence[Tensor],
+    counts: Sequence[Tensor | None],
+    masks: Sequence[Tensor | None],
+    ranks: Ranks,
+    drew: Sequence[bool],
+) -> list[Tensor]:
+    """For each generator what advances it if any element is above 0, by the rules of ``finish_step_``."""
+    found = []
+    for place, own in enumerate(rng):
+        known = counts[place] if place < len(counts) else None
+        if not drew[place]:
+            known = own.new_zeros(1)
+        elif known is None and not ranks.alone:
+            # A rank does not know whether others have tokens.
+            known = own.new_ones(1)
+        elif known is None:
+            mask = masks[place]
+            known = torch.ones_like(indices[place]) if mask is None else mask
+        found.append(known)
+    return found
 
 
 def read_stats(quantizers: Sequence["VectorQuantize"], synced: bool) -> list[CodebookStats]:

@@ -1,4 +1,4 @@
-"""A step that fails in the caller's code leaves the codebook as it was."""
+"""A step that fails after it has written to the codebook leaves the codebook as it was."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,14 +13,12 @@ if TYPE_CHECKING:
 
 
 def may_fail_late(codebook: "Codebook", request: Request) -> bool:
-    """Whether the caller's code, which cannot be checked, runs after the step has written to the codebook."""
-    if torch.compiler.is_compiling():
-        return False
-    if callable(request.weight):
-        return True
-    if request.transform is None and codebook.vq_bridge is None:
-        return False
-    return codebook.affine_param or codebook.has_pending or not codebook.initialised
+    """Whether the step writes to the codebook before its last operator checks its arguments, or before the last code of
+    the caller's runs."""
+    if torch.compiler.is_compiling() or codebook.replaying:
+        return False  # a recomputation writes nothing, and ends early by an exception
+    apart = codebook.learns_apart(request.accumulate, request.weight)
+    return apart or codebook.affine_param or not codebook.initialised
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchvq._base.gradients import reaching
 from torchvq._base.ranks import Ranks, distributed_training
 from torchvq._codebook import losses as _losses
-from torchvq._codebook.learning import StepTokens, learn_together
+from torchvq._codebook.learning import is_left_out, learn_together, step_of_levels, trains
 from torchvq._codebook.losses import SearchedTokens, SearchResult, Terms
 from torchvq._codebook.request import (
     Request,
@@ -38,9 +38,13 @@ class ScaleRequest(NamedTuple):
     mask: Tensor | None  # (B, *S)
     targets: tuple[Tensor, ...] | None  # per scale, (B, *shape)
     temperature: float | None
-    frozen: bool
+    frozen: bool | None  # None: as each scale's option says
     depth: int | Tensor  # scales in use: an int, or a tensor if only the device knows
     ranks: Ranks
+
+    def freezes(self, vq: VectorQuantize) -> bool:
+        """Whether the codebook of a scale is frozen."""
+        return vq.freeze_codebook if self.frozen is None else self.frozen
 
 
 class Scale(NamedTuple):
@@ -57,7 +61,7 @@ class ScaleWalk(NamedTuple):
     output: Tensor  # (B, D, *S)
     scales: list[Scale]
     losses: list[Tensor]  # () each, of the scales in use
-    counts: list[Tensor]  # tokens per code of each update, of all ranks
+    counts: list[Tensor | None]  # tokens per code of each update, of all ranks
 
 
 def walk(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> ScaleWalk:
@@ -74,7 +78,7 @@ def walk(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> ScaleWal
     scales: list[Scale] = []
     terms: list[Terms] = []
     losses: list[Tensor] = []
-    counts: list[Tensor] = []
+    counts: list[Tensor | None] = []
     for index in range(walked):
         if in_turn and hvq.shared_codebook:
             hvq.levels[0]._codebook.search_in_turn(index)
@@ -103,11 +107,17 @@ def walk(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> ScaleWal
     return ScaleWalk(total, scales, losses, counts)
 
 
-def options_text(hvq: "HierarchicalVQ") -> str:
+def options_text(hvq: "HierarchicalVQ", request: ScaleRequest) -> str:
     """The options in which all ranks must agree, besides those of the levels."""
+    # A call that freezes all scales sends nothing, so it asks for nothing that other calls do not ask for.
+    asked = request._replace(frozen=None if request.frozen else request.frozen)
+    scales = list(enumerate(hvq.levels))
+    frozen = [index for index, vq in scales if is_left_out(vq, asked.freezes(vq))]
+    unmoved = [index for index, vq in scales if not vq.ema_update]
     return (
         f"HierarchicalVQ of scales {hvq.level_shapes}, shared {hvq.shared_codebook}, "
-        f"dropout {hvq.nested_dropout} from {hvq.nested_dropout_min_levels}"
+        f"dropout {hvq.nested_dropout} from {hvq.nested_dropout_min_levels}, "
+        f"frozen scales {frozen}, without averages {unmoved}"
     )
 
 
@@ -137,7 +147,12 @@ def finish_scales(hvq: "HierarchicalVQ", done: ScaleWalk, request: ScaleRequest)
         searched, uses = [_together(searched), *searched], [quantizers[0].step_counts, *uses]
         quantizers = quantizers[:1]
     indices, masks = [part.indices for part in searched], [part.mask for part in searched]
-    drew = not request.frozen or hvq.nested_dropout > 0 or draws_frozen(hvq.levels[0])
+    drew = [
+        trains(vq, request.freezes(vq))
+        or (vq.training and draws_frozen(vq))
+        or hvq.nested_dropout > 0
+        for vq in quantizers[: len(indices)]
+    ]
     finish_step(
         quantizers, indices, done.counts, masks, request.ranks, uses, drew=drew, depth=depth
     )
@@ -169,7 +184,7 @@ def _choose_scale(
     cell_mask = _cell_mask(hvq, index, tokens, request)
     targets = None if request.targets is None else request.targets[index]
     own_request = request_of_level(
-        vq, targets, cell_mask, request.temperature, request.frozen, request.ranks
+        vq, targets, cell_mask, request.temperature, request.freezes(vq), request.ranks
     )
     projected, mask = _as_one(tokens), None if cell_mask is None else cell_mask.view(1, -1)
     if not hvq.shared_codebook:
@@ -178,7 +193,7 @@ def _choose_scale(
             # Compiled code does not look again whether a dropped scale is set: all begin in the first step.
             every = _pooled_mask(hvq, index, request)
             begins_from = None if every is None else every.view(1, -1)
-        prepare(vq, projected, begins_from, request.frozen, request.ranks)
+        prepare(vq, projected, begins_from, own_request.frozen, request.ranks)
     rng = vq._codebook.step_rng
     draws = vq.stochastic_sample_codes or vq.directional_reparam
     if hvq.shared_codebook and index > 0 and draws:
@@ -242,7 +257,7 @@ def _prepare_shared(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) 
     if request.mask is not None:
         masks = [_ops.pool_scale_mask(request.mask, list(shape)) for shape in shapes]
         mask = torch.cat(masks, 1).view(1, -1)
-    prepare(vq, _as_one(torch.cat(tokens, 1)), mask, request.frozen, request.ranks)
+    prepare(vq, _as_one(torch.cat(tokens, 1)), mask, request.freezes(vq), request.ranks)
 
 
 def _tokens_without_codes(
@@ -271,23 +286,21 @@ def _loss(scale: Scale, terms: Terms) -> Tensor:
 
 def _learn(
     scales: list[Scale], quantizers: Sequence[VectorQuantize], request: ScaleRequest
-) -> list[Tensor]:
+) -> list[Tensor | None]:
     """One update of the codebooks of ``quantizers``; those that no scale has used contribute no tokens.
 
-    Returns the tokens per code of each codebook, over all ranks; an empty list if nothing is learnt.
+    Returns the tokens per code of each codebook, over all ranks; None for one that does not learn.
     """
-    first = quantizers[0]
-    codebook = first._codebook
-    training = first.training and codebook.training
-    learns = training and not request.frozen and not codebook.replaying
-    if not learns or not codebook.learns(first.ema_update):
+    codebook = quantizers[0]._codebook
+    if codebook.replaying:
         return []
     searched = [scale.result.searched for scale in scales]
-    codebooks = [vq._codebook for vq in quantizers]
-    if codebooks[-1] is codebook and len(codebooks) > 1:
-        codebooks, searched = [codebook], [_together(searched)]
-    tokens = [StepTokens.by([part]) for part in searched]
-    return learn_together(codebooks, tokens, first.ema_update, request.ranks)
+    if quantizers[-1]._codebook is codebook and len(quantizers) > 1:
+        quantizers, searched = quantizers[:1], [_together(searched)]
+    trained = [trains(vq, request.freezes(vq)) for vq in quantizers]
+    if not any(trained):
+        return [None] * len(quantizers)
+    return learn_together(*step_of_levels(quantizers, searched, trained), request.ranks)
 
 
 def _together(searched: Sequence[SearchedTokens]) -> SearchedTokens:

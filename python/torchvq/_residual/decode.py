@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from torchvq._base.integers import as_int64
 from torchvq._base.replaced import is_replaced
 from torchvq._base.wide_buffers import HALF
 from torchvq._codebook.decoding import decoding_codes
@@ -18,6 +19,7 @@ _ops = torch.ops.torchvq
 
 def decode_levels(rvq: "ResidualVQ", indices: Tensor) -> list[Tensor]:
     """The codes (B, *, heads * D) of each level of indices (B, *, q) or (B, *, heads, q)."""
+    indices = as_int64("ResidualVQ", indices)
     check_levels(indices, rvq.num_quantizers, rvq.quantize_dropout)
     levels, layout = indices.shape[-1], rvq.layout
     decoded: list[Tensor] = []

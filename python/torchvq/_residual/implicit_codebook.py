@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from torchvq._base import joined as _joined
 from torchvq._base.estimators import estimate
+from torchvq._base.options import expect
 from torchvq._base.projection import project
 from torchvq._base.torch_private import is_jit_traced
 from torchvq._codebook.losses import SearchedTokens, SearchResult
@@ -23,11 +24,21 @@ _BLOCK = 1 << 23
 class MLP(nn.Module):
     """Computes a level's codes for one token from its base codes and the sum decoded by the levels before.
 
-    ``h = proj_in(cat[condition, code])``, then ``h = h + W2 silu(W1 h)`` for each of ``depth`` layers.
+    ``h = proj_in(cat[condition, code])``, then ``h = h + W2 silu(W1 h)`` for each of ``depth`` layers; with
+    ``l2norm_output`` divided by its length.
     """
 
-    def __init__(self, dim: int, dim_hidden: int | None = None, depth: int = 4) -> None:
+    l2norm_output = False  # modules of older files have none
+
+    def __init__(
+        self,
+        dim: int,
+        dim_hidden: int | None = None,
+        depth: int = 4,
+        l2norm_output: bool = False,
+    ) -> None:
         super().__init__()
+        self.l2norm_output = l2norm_output
         hidden = dim if dim_hidden is None else dim_hidden
         self.proj_in = nn.Linear(2 * dim, dim)
         self.layers = nn.ModuleList(
@@ -36,8 +47,23 @@ class MLP(nn.Module):
         )
 
     def forward(self, codes: Tensor, *, condition: Tensor) -> Tensor:
-        """The codes of each token (H, B, N, K, D) from base codes (H, K, D) and condition (B, N, D)."""
-        return self.rows(codes[:, None, None], condition[None, :, :, None])
+        """The codes of each token (H, B, N, K, D), of base codes (K, D) without H.
+
+        Args:
+            codes: (H, K, D), or (K, D).
+            condition: (B, *, D), of which N is the number of positions; without any, (B, D), it is 1.
+
+        ValueError for other shapes.
+        """
+        size = self.proj_in.out_features
+        fits = codes.dim() in (2, 3) and codes.shape[-1] == size
+        expect("MLP", fits, "codes", f"(K, {size}) or (H, K, {size})", list(codes.shape))
+        fits = condition.dim() >= 2 and condition.shape[-1] == size
+        expect("MLP", fits, "condition", f"(B, *, {size})", list(condition.shape))
+        given = condition.flatten(1, -2) if condition.dim() > 2 else condition.unsqueeze(1)
+        base = codes if codes.dim() == 3 else codes.unsqueeze(0)
+        found = self.rows(base[:, None, None], given[None, :, :, None])
+        return found if codes.dim() == 3 else found.squeeze(0)
 
     def rows(self, codes: Tensor, condition: Tensor) -> Tensor:
         """Codes (..., D), each for its own condition (..., D)."""
@@ -47,6 +73,8 @@ class MLP(nn.Module):
             # Without a graph the sum takes the memory of the layer's output; with one, that may be needed.
             keeps = torch.is_grad_enabled() or is_jit_traced()  # a trace may run with a graph
             h = h + layer(h) if keeps else layer(h).add_(h)
+        if self.l2norm_output:
+            h = nn.functional.normalize(h, dim=-1)
         return h.to(codes.dtype)
 
 

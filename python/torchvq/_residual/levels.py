@@ -24,10 +24,19 @@ from torchvq._codebook.in_place import (
     own_backward,
     target_of,
 )
-from torchvq._codebook.learning import StackStep, StepTokens, joined_stacks, learn_stacks
+from torchvq._codebook.learning import (
+    StackStep,
+    StepTokens,
+    joined_stacks,
+    learn_alike,
+    learn_stacks,
+    step_of_levels,
+    trains,
+)
 from torchvq._codebook.losses import SearchedTokens, SearchResult, Terms
 from torchvq._codebook.request import Request, request_of_level
 from torchvq._codebook.search import choose, estimator, prepare
+from torchvq._codebook.stats import draws_frozen
 from torchvq._residual.beam import beginning_mask, level_mask, prepare_levels, search_paths
 from torchvq._residual.calls import sees_padding
 from torchvq._residual.engine import WalkedLevel, balanced, levels_to_walk, only_if
@@ -278,20 +287,18 @@ class Searched(NamedTuple):
     request: StackRequest
 
 
-def learn(stacks: Sequence[Searched]) -> list[list[Tensor]]:
+def learn(stacks: Sequence[Searched]) -> list[list[Tensor | None]]:
     """Updates the averages and codes of all levels, and replaces dead codes, from the results of the search.
 
     Stacks with equal options share one exchange over ranks. Returns for each stack the tokens per code of each level,
-    over all ranks; an empty list if no level learns.
+    over all ranks; None for a level that does not learn.
     """
     rvq, (first, *_), request = stacks[0]
-    codebook = first.vq._codebook
-    if codebook.replaying or not codebook.learns(first.request.ema_update):
+    if first.vq._codebook.replaying:
         return [[] for _ in stacks]
     if rvq.shared_codebook and first.vq.vqp_compat:
         return [_learn_in_turn(stack.levels) for stack in stacks]
-    steps = [_stack_step(stack) for stack in stacks]
-    return learn_stacks(steps, first.request.ema_update, request.ranks)
+    return learn_stacks([_stack_step(stack) for stack in stacks], request.ranks)
 
 
 def overlaps(rvq: "ResidualVQ", tokens: Tensor, request: StackRequest) -> bool:
@@ -300,6 +307,10 @@ def overlaps(rvq: "ResidualVQ", tokens: Tensor, request: StackRequest) -> bool:
     codebook = first._codebook
     learns = rvq.training and not request.frozen and codebook.learns(first.ema_update)
     if not learns or codebook.replaying:
+        return False
+    # One call learns all levels later.
+    alike = learn_alike([level._codebook for level in rvq.levels])
+    if not alike or not all(trains(level, level.freeze_codebook) for level in rvq.levels):
         return False
     # Levels that learn one after the other need their messages one after the other, within the forward. A step of the
     # first level alone would leave the generators of the others behind.
@@ -312,32 +323,34 @@ def learn_later(stacks: Sequence[Searched]) -> StepInFlight:
     (first, *_), request = stacks[0].levels, stacks[0].request
     steps = [_stack_step(stack) for stack in stacks]
     joined = steps[0] if len(steps) == 1 else joined_stacks(steps)
-    return StepInFlight(*joined, request.ranks, first.request.ema_update)
+    return StepInFlight(*joined, request.ranks, first.vq.ema_update)
 
 
 def _stack_step(stack: Searched) -> StackStep:
-    if stack.rvq.shared_codebook:
-        # A shared codebook sees the residuals of all levels as the tokens of one step.
-        learning = [level for level in stack.levels if _trains(level)]
-        searched = [level.result.searched for level in learning or stack.levels]
-        joined = StepTokens.by(searched)
-        return [stack.levels[0].vq._codebook], [joined if learning else joined.none_of()]
-    parts = [StepTokens.by([level.result.searched]) for level in stack.levels]
-    # Levels that do not learn keep their place in the message.
-    tokens = [
-        part if _trains(level) else part.none_of()
-        for level, part in zip(stack.levels, parts, strict=True)
-    ]
-    return [vq._codebook for vq in stack.rvq.levels], tokens
+    searched = [level.result.searched for level in stack.levels]
+    if not stack.rvq.shared_codebook:
+        frozen = stack.request.frozen
+        trained = [trains(vq, frozen or vq.freeze_codebook) for vq in stack.rvq.levels]
+        return step_of_levels(stack.rvq.levels, searched, trained)
+    # A shared codebook sees the residuals of all levels as the tokens of one step.
+    learning = [level.result.searched for level in filter(_trains, stack.levels)]
+    joined = StepTokens.by(learning or searched)
+    return [stack.levels[0].vq._codebook], [joined if learning else joined.none_of(False)]
 
 
 def _trains(level: Level) -> bool:
-    return level.vq.training and level.vq._codebook.training and not level.request.frozen
+    return trains(level.vq, level.request.frozen)
 
 
-def _learn_in_turn(levels: list[Level]) -> list[Tensor]:
+def level_draws(rvq: "ResidualVQ", level: Level) -> bool:
+    """Whether a training forward draws random numbers from the generator of a level."""
+    own = _trains(level) or (level.vq.training and draws_frozen(level.vq))
+    return own or rvq.diveq or rvq.quantize_dropout
+
+
+def _learn_in_turn(levels: list[Level]) -> list[Tensor | None]:
     """Updates a shared codebook once for each level, as the reference does."""
-    counts = []
+    counts: list[Tensor | None] = []
     for level in filter(_trains, levels):
         searched = level.result.searched
         counts.append(

@@ -9,6 +9,7 @@ from torchvq._base.gradients import reaching
 from torchvq._base.layout import Layout
 from torchvq._base.projection import projects_nothing
 from torchvq._base.ranks import distributed_training
+from torchvq._codebook.learning import learn_alike
 from torchvq._codebook.losses import Terms
 from torchvq._codebook.stats import begin_step, finish_step
 from torchvq._residual.engine import leave, restore_codes, stack_levels
@@ -18,6 +19,7 @@ from torchvq._residual.levels import (
     Walk,
     learn,
     learn_later,
+    level_draws,
     level_loss,
     search_losses,
 )
@@ -43,10 +45,12 @@ class Started(NamedTuple):
 
 def finish(started: Sequence[Started]) -> list[ResidualResult]:
     """The second half of the forwards of stacks with equal options, which learn in one exchange over ranks."""
-    later = all(own.overlaps for own in started)
+    later = all(own.overlaps for own in started) and learn_alike(
+        [own.rvq.levels[0]._codebook for own in started]
+    )
     walked = [(own._replace(overlaps=later), own.walk) for own in started if own.walk is not None]
     terms = [search_losses(own.rvq, walk.levels, own.request.ranks) for own, walk in walked]
-    counts: list[list[Tensor]] = [[] for _ in walked]
+    counts: list[list[Tensor | None]] = [[] for _ in walked]
     for own, _ in walked:
         if own.rvq.training:
             begin_step(own.rvq._codebooks())
@@ -72,7 +76,9 @@ def _searched(started: Started, walk: Walk) -> Searched:
     return Searched(started.rvq, levels, started.request)
 
 
-def _end_walk(started: Started, walk: Walk, terms: list[Terms], counts: list[Tensor]) -> Step:
+def _end_walk(
+    started: Started, walk: Walk, terms: list[Terms], counts: list[Tensor | None]
+) -> Step:
     """Ends the step and computes the losses of all levels; call it when their codebooks have learnt."""
     rvq, request, every = started.rvq, started.request, started.rvq.num_quantizers
     losses = [level_loss(level, own) for level, own in zip(walk.levels, terms, strict=True)]
@@ -81,7 +87,7 @@ def _end_walk(started: Started, walk: Walk, terms: list[Terms], counts: list[Ten
     if rvq.training:
         masks = [part.mask for part in searched]
         # A step that settles later advances the generators itself.
-        drew = not started.overlaps and (not request.frozen or rvq.draws)
+        drew = [not started.overlaps and level_draws(rvq, level) for level in walk.levels]
         depth = request.depth
         finish_step(rvq.levels, indices, counts, masks, request.ranks, drew=drew, depth=depth)
     return Step(

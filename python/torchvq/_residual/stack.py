@@ -6,13 +6,13 @@ of levels, decoding and groups (``_residual/grouped_stack.py``) are implemented 
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from operator import index
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchvq._base import joined as _joined
+from torchvq._base.contained import contained
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import expect, keep_values
@@ -83,7 +83,6 @@ class ResidualStack(RandomState):
 
     dim: int
     inner_dim: int
-    num_quantizers: int
     is_channel_first: bool
     quantize_dropout: bool
     quantize_dropout_cutoff_index: int
@@ -108,7 +107,6 @@ class ResidualStack(RandomState):
             self,
             dim=dim,
             inner_dim=inner_dim,
-            num_quantizers=index(num_quantizers),  # an int also of NumPy's integers
             is_channel_first=is_channel_first,
             quantize_dropout=quantize_dropout and num_quantizers > 1,
             quantize_dropout_cutoff_index=quantize_dropout_cutoff_index,
@@ -122,6 +120,16 @@ class ResidualStack(RandomState):
         self.project_in, self.project_out = make_projections(dim, inner_dim)
         if self.quantize_dropout or draws:
             self.keep_rng()
+
+    @property
+    def num_quantizers(self) -> int:
+        """The number of levels, that is, of ``layers``; shorten these to change it."""
+        return len(contained(self, "layers"))
+
+    @num_quantizers.setter
+    def num_quantizers(self, number: int) -> None:
+        levels = self.num_quantizers
+        expect(type(self).__name__, number == levels, "num_quantizers", "that of layers", number)
 
     # What a family says ------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torchvq._base.lean_call import without_defaults
 from torchvq._base.ranks import joined_signature
 from torchvq._base.transforms import takes_gradient
+from torchvq._codebook.learning import in_step
 from torchvq._codebook.losses import loss_options, orthogonal_options
 from torchvq._codebook.request import Request, request_of_level
 from torchvq._codebook.search import estimator, search_options, stored_codes
@@ -41,6 +42,9 @@ def steps_at_once(rvq: "ResidualVQ", tokens: Tensor) -> bool:
     by_gradient = training and "embed" in first._codebook._parameters
     if by_gradient and rvq.quant_grad_frac > 0 and not takes_gradient(tokens):
         # Codes hand their gradient on to later levels, which need an estimator then; the first has nothing to reach.
+        return False
+    codebooks = [level._codebook for level in levels]
+    if training and not rvq.shared_codebook and not in_step(codebooks):
         return False
     for level in levels:
         codebook = level._codebook

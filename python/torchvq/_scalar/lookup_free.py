@@ -160,8 +160,10 @@ def handshake(
     """
     if ranks.alone:
         return
-    state = [buffer for lfq in quantizers for buffer in lfq.replicated_state()]
-    state.append(on_device_of(tokens) if rng is None else rng)
+    # The first tensor tells the device. Compilers keep the operator only if it writes to the module's state; masks are
+    # equal on all ranks.
+    own = [on_device_of(tokens), quantizers[0].mask] if rng is None else [rng]
+    state = own + [buffer for lfq in quantizers for buffer in lfq.replicated_state()]
     signature = f"{tokens_text(tokens.dtype)}; {stack}{joined_signature(quantizers)}"
     _ops.handshake_(state, handle=quantizers[0].handle, signature=signature, **ranks.named())
 

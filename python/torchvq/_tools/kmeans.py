@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from torchvq import ops
+from torchvq._base.layout import check_bool
+from torchvq._base.transforms import has_values
+from torchvq._tools.arguments import integer
 from torchvq.outputs import exportable
 
 
@@ -34,30 +37,36 @@ def kmeans(
     Starts from k-means++ seeding, then takes ``iterations`` Lloyd steps with exact means. All steps but the last
     overshoot: they move a code 1.7 times as far as the mean of its vectors, which lowers the error after a given number
     of steps. ``metric`` is "euclidean" or "cosine" (spherical k-means). ``mask``, (N,) or (H, N), is True for real
-    vectors; vectors that are not finite are left out. The result depends on the vectors and ``seed`` alone, not on
-    their order. With at most ``codebook_size`` distinct vectors each becomes a code, and further codes repeat them with
-    count 0.
+    vectors; vectors that are not finite are left out, as are zero vectors with "cosine". The result depends on the
+    vectors and ``seed`` alone, not on their order. With at most ``codebook_size`` distinct vectors each becomes a code,
+    and further codes repeat them with count 0.
 
     Raises:
-        ValueError: where a head has no usable vector, and for bad shapes and options.
+        ValueError: where a head has no usable vector, and for bad shapes and options. TypeError: for bad dtypes, and
+            for options of other types.
     """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"kmeans: expected x to be a tensor, but got {type(x).__name__}")
     if x.dim() not in (2, 3):
         raise ValueError(
             f"kmeans: expected x to have shape (N, D) or (H, N, D), but got shape {list(x.shape)}"
         )
     single = x.dim() == 2
-    rng = torch.tensor([seed, 0], device=x.device)
+    if mask is not None:
+        check_bool("kmeans", mask)
+    rng = torch.tensor([integer("kmeans", "seed", seed), 0], device=x.device)
     codebook, counts = ops.kmeans(
         x[None] if single else x,
-        codebook_size,
+        integer("kmeans", "codebook_size", codebook_size),
         rng,
-        iterations=iterations,
+        iterations=integer("kmeans", "iterations", iterations),
         metric=metric,
         mask=mask,
     )
-    if not bool(counts.sum(-1).ne(0).all()):
+    if has_values(counts) and not bool(counts.sum(-1).ne(0).all()):
+        unusable = "masked or zero" if metric == "cosine" else "masked"
         raise ValueError(
-            "kmeans: expected x to hold at least 1 finite vector that is not masked, "
+            f"kmeans: expected x to hold at least 1 finite vector that is not {unusable}, "
             f"but got none of {x.shape[-2]}"
         )
     return KmeansOutput(codebook[0], counts[0]) if single else KmeansOutput(codebook, counts)

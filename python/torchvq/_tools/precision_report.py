@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ def precision_report(
         One ``Precision`` for each way, in the order of ``dtypes``.
 
     Raises:
-        TypeError: a dtype that is not floating point.
+        TypeError: a module that is no quantizer, an input that is no tensor, a dtype that is not floating point.
 
     Tokens follow a projection that a cast or autocast rounds; without projections none changes (docs/dtype_policy.md).
 
@@ -52,11 +52,7 @@ def precision_report(
         >>> [row.tokens_changed for row in precision_report(vq, torch.randn(4, 32, 8).bfloat16())][0]
         0.0
     """
-    for dtype in dtypes:
-        if not dtype.is_floating_point:
-            raise TypeError(
-                f"precision_report: expected dtypes to be floating point, but got {dtype}"
-            )
+    _check(module, x, dtypes)
     expected = _run(module, x, torch.float32, "input", kwargs)
     rows = []
     for dtype in dtypes:
@@ -64,6 +60,21 @@ def precision_report(
             found = _run(module, x, dtype, how, kwargs)
             rows.append(_compared(dtype, how, found, expected))
     return rows
+
+
+def _check(module: nn.Module, x: Tensor, dtypes: Sequence[torch.dtype]) -> None:
+    for name, given, kind in (("module", module, nn.Module), ("x", x, Tensor)):
+        if not isinstance(given, kind):
+            raise TypeError(
+                f"precision_report: expected {name} to be a {kind.__name__}, but got {type(given).__name__}"
+            )
+    if not isinstance(dtypes, Iterable):
+        raise TypeError(f"precision_report: expected dtypes to be a sequence, but got {dtypes}")
+    for dtype in dtypes:
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise TypeError(
+                f"precision_report: expected dtypes to be floating point, but got {dtype!r}"
+            )
 
 
 class _Run(NamedTuple):
@@ -108,6 +119,10 @@ def _now(x: Tensor) -> float:
 def _parts(result: Any) -> tuple[Tensor, Tensor | None, Tensor]:
     """Output, indices, and the sum of the losses, of any class."""
     if isinstance(result, Tensor):  # a class that returns only indices
+        if result.is_floating_point():
+            raise TypeError(
+                f"precision_report: expected module to be a quantizer, but got one that returns {result.dtype} alone"
+            )
         nothing = torch.zeros((), device=result.device)
         return nothing, result, nothing
     output, *others = result

@@ -1,11 +1,12 @@
 """Settings to begin with, from the tables of docs/learning.md."""
 
 import ast
-from operator import index
 from typing import Any
 
 import torch
 from torch import nn
+
+from torchvq._tools.arguments import integer
 
 
 def recommended(
@@ -37,13 +38,22 @@ def recommended(
         A new dict: ``codebook_size``, ``levels`` or ``bits``, and the settings that differ from the defaults.
 
     Raises:
-        ValueError: an unknown quantizer, bits or tokens out of range, or moving without tokens.
+        ValueError: an unknown quantizer, bits or tokens out of range, or moving without tokens. TypeError: neither a
+            class nor a name, bits or tokens no integer, moving neither True nor False.
 
     Example:
         >>> quantizer = LFQ(dim=256, **recommended("lfq", bits=9))
     """
+    if not isinstance(quantizer, str | type):
+        raise TypeError(
+            "recommended: expected quantizer to be a class or its name, "
+            f"but got an object of {type(quantizer).__name__}"
+        )
+    if moving not in (True, False):
+        raise TypeError(f"recommended: expected moving to be True or False, but got {moving!r}")
     name = quantizer if isinstance(quantizer, str) else quantizer.__name__
-    of_step = None if tokens is None else index(tokens)
-    lines = torch.ops.torchvq.recommended_options(name, index(bits), of_step, moving)
+    of_step = None if tokens is None else integer("recommended", "tokens", tokens)
+    of_token = integer("recommended", "bits", bits)
+    lines = torch.ops.torchvq.recommended_options(name, of_token, of_step, bool(moving))
     pairs = (line.split("=", 1) for line in lines)
     return {option: ast.literal_eval(text) for option, text in pairs}

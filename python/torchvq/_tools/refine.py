@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from torchvq._base.ranks import ALONE, Ranks, group_of, handshake, tokens_text
 from torchvq._residual.engine import enter
+from torchvq._tools.arguments import integer, number
 from torchvq.grouped_residual_vq import GroupedResidualVQ
 from torchvq.residual_vq import ResidualVQ
 
@@ -81,7 +82,8 @@ def refine(
 
     Raises:
         ValueError: a module of another kind, or with cosine codebooks, an affine map, a bridge, implicit neural
-            codebooks or codes that are not set; too few tokens; bad shapes and options. TypeError: bad dtypes.
+            codebooks or codes that are not set; too few tokens; bad shapes and options. TypeError: bad dtypes, and
+            options that are no numbers.
 
     Example:
         >>> rvq = torchvq.ResidualVQ(dim=8, num_quantizers=2, codebook_size=16)
@@ -92,12 +94,12 @@ def refine(
     for stack in stacks:
         _check(stack)
     options = {
-        "beam": beam_size,
-        "iterations": iterations,
-        "tolerance": tolerance,
-        "noise": noise,
-        "ridge": ridge,
-        "seed": seed,
+        "beam": integer("refine", "beam_size", beam_size),
+        "iterations": integer("refine", "iterations", iterations),
+        "tolerance": number("refine", "tolerance", tolerance),
+        "noise": number("refine", "noise", noise),
+        "ridge": number("refine", "ridge", ridge),
+        "seed": integer("refine", "seed", seed),
     }
     found = [
         _refined(stack, part, mask, options) for stack, part in zip(stacks, parts, strict=True)
@@ -153,7 +155,7 @@ def _refined(
         inputs,
         [level._codebook.embed for level in stack.levels],
         mask=None if token_mask is None else layout.split_mask(token_mask),
-        weights=[] if weights is None else weights,
+        weights=[] if weights is None else weights[: len(stack.levels)],
         group_name=ranks.group,
         label="refine",
         **options,

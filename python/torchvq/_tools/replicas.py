@@ -1,6 +1,5 @@
 """Comparison of the quantizers' state over ranks, bit for bit."""
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -10,10 +9,16 @@ from torch import Tensor, nn
 from torchvq._base.ranks import everybody, group_name, group_of
 from torchvq.codebook import Codebook
 from torchvq.finite_scalar_quantization import FSQ
+from torchvq.latent_quantization import LatentQuantize
 from torchvq.lookup_free_quantization import LFQ
+from torchvq.residual_lfq import ResidualLFQ
+from torchvq.residual_sim_vq import ResidualSimVQ
+from torchvq.sim_vq import SimVQ
 from torchvq.vector_quantize import VectorQuantize
 
 _ops = torch.ops.torchvq
+
+_BUFFERS = ("orthogonal_rot", "frozen_codebook", "rng")
 
 
 class ReplicaDifference(NamedTuple):
@@ -47,8 +52,10 @@ def verify_replicas(
 
     Every rank of the group must call it, in training or not. It sends hashes, 8 bytes per tensor (two all-gathers per
     process group), and changes nothing. Compared are the codes, moving averages, cooldowns and the generator of each
-    codebook, the statistics of ``affine_param`` where they are synchronised, and rotations of FSQ and LFQ. Left out are
-    quantizers with ``sync_codebook=False``, and parameters that FSDP has split over the ranks, which have no replicas.
+    codebook, the statistics of ``affine_param`` where they are synchronised, frozen codes of SimVQ, rotations of FSQ
+    and LFQ, generators of LFQ and of residual stacks that ranks share, and values that an
+    ``in_place_codebook_optimizer`` of LatentQuantize moves. Left out are quantizers with ``sync_codebook=False``, and
+    parameters that FSDP has split over the ranks, which have no replicas.
 
     Args:
         module: any module; a wrapper (DDP, a compiled module) is fine.
@@ -61,8 +68,13 @@ def verify_replicas(
 
     Raises:
         torch.distributed.DistError: replicas differ; the message names quantizer, tensor and ranks.
-        ValueError: ranks have other quantizers than each other. DistBackendError: a rank does not take part.
+        ValueError: ranks have other quantizers than each other. TypeError: no module. DistBackendError: a rank does not
+            take part.
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"verify_replicas: expected module to be a torch.nn.Module, but got {type(module).__name__}"
+        )
     found: list[ReplicaDifference] = []
     asked = group_name(process_group)
     for group, entries in _by_group(module, asked).items():
@@ -80,26 +92,45 @@ def _by_group(module: nn.Module, asked: str | None) -> dict[str, list[_Entry]]:
     """The tensors to compare by process group, in the order of the module's names."""
     groups: dict[str, list[_Entry]] = {}
     seen: set[Codebook] = set()
-    for name, vq in module.named_modules():
-        if isinstance(vq, FSQ | LFQ):
-            own = group_of(vq) if isinstance(vq, LFQ) else everybody().group
-            rotation = vq._buffers.get("orthogonal_rot")
-            if own and rotation is not None:
-                entry = _Entry(name, "orthogonal_rot", rotation)
-                groups.setdefault(asked or own, []).append(entry)
-        if not isinstance(vq, VectorQuantize) or vq._codebook in seen:
+    for name, part in module.named_modules():
+        own = _group_of(part)
+        if not own or (isinstance(part, VectorQuantize) and part._codebook in seen):
             continue
-        own = group_of(vq)
-        if own:
-            seen.add(vq._codebook)
-            groups.setdefault(asked or own, []).extend(_entries(name, vq))
+        if isinstance(part, VectorQuantize):
+            seen.add(part._codebook)
+        entries = [
+            _Entry(name, tensor, value.detach())
+            for tensor, value in _shared_state(part).items()
+            if not _sharded(value)
+        ]
+        if entries:
+            groups.setdefault(asked or own, []).extend(entries)
     return groups
 
 
-def _entries(name: str, vq: VectorQuantize) -> Iterator[_Entry]:
-    for tensor, value in vq._codebook.replicas(affine=vq.sync_affine_param).items():
-        if not _sharded(value):
-            yield _Entry(name, f"_codebook.{tensor}", value.detach())
+def _group_of(part: nn.Module) -> str:
+    """The ranks that share the state of a quantizer, or of a stack besides its levels; empty for other modules."""
+    if isinstance(part, VectorQuantize | LFQ | SimVQ):
+        return group_of(part)
+    if isinstance(part, ResidualLFQ | ResidualSimVQ):
+        return group_of(part.quantizers[0])
+    if isinstance(part, FSQ):
+        return everybody().group
+    # Without an optimizer of their own values learn as all parameters do, or not at all.
+    learns = isinstance(part, LatentQuantize) and part.in_place_codebook_optimizer is not None
+    return everybody().group if learns else ""
+
+
+def _shared_state(part: nn.Module) -> dict[str, Tensor]:
+    if isinstance(part, VectorQuantize):
+        replicas = part._codebook.replicas(affine=part.sync_affine_param)
+        return {f"_codebook.{name}": value for name, value in replicas.items()}
+    if isinstance(part, LatentQuantize):
+        return {f"values_per_latent.{i}": own for i, own in enumerate(part.values_per_latent)}
+    # FSQ draws other numbers on each rank.
+    names = ("orthogonal_rot",) if isinstance(part, FSQ) else _BUFFERS
+    found = {name: part._buffers.get(name) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _sharded(value: Tensor) -> bool:

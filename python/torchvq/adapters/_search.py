@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchvq._base.integers import to_int64
+from torchvq._base.integers import as_int64
+from torchvq._base.options import expect
 
 _ops = torch.ops.torchvq
 
@@ -24,8 +25,11 @@ def nearest(
         metric: ``"euclidean"`` or ``"cosine"``.
         bias: (K,), added to the distance of each code; see :func:`torchvq.ops.nearest_code`.
 
-    No gradient. Ties: the lowest index. Empty: no indices.
+    No gradient. Ties: the lowest index. Empty: no indices. ValueError for other shapes, TypeError for other dtypes.
     """
+    _check_vectors("nearest", x, codebook)
+    if bias is not None:
+        _check_tensor("nearest", "bias", bias)
     with torch.no_grad():
         found: Tensor = _ops.nearest_code(
             x.reshape(-1, x.shape[-1]), codebook, metric=metric, bias=bias, return_codes=False
@@ -41,6 +45,7 @@ def nearest_by_angle(x: Tensor, codebook: Tensor, *, zero_code: float = 0.0) -> 
     little.
     ``zero_code`` is added to the distance of codes of zeros, which have no direction and the distance 1.
     """
+    _check_vectors("nearest_by_angle", x, codebook)
     wide = torch.promote_types(codebook.dtype, torch.float32)
     bias = None
     with torch.no_grad():
@@ -66,8 +71,11 @@ def residual_nearest(
 
     Returns:
         The sum of the codes, (B, D, T), float32 or float64, and indices (Q, B, T), int64. No gradient. Ties: the lowest
-        index. Empty: no indices.
+        index. Empty: no indices. ValueError for other shapes, TypeError for other dtypes.
     """
+    _check_tensor("residual_nearest", "x", x)
+    _check_shape("residual_nearest", "x", x, x.dim() == 3, "(B, D, T)")
+    _check_codebooks("residual_nearest", codebooks)
     codes, indices = _ops.residual_encode(x.transpose(1, 2), codebooks, prepared=prepared)
     levels: Tensor = indices.permute(2, 0, 1).contiguous()
     return codes.transpose(1, 2), levels
@@ -80,7 +88,39 @@ def residual_sum(indices: Tensor, codebooks: Sequence[Tensor]) -> Tensor:
         indices: (Q, B, T), integers; -1 adds nothing.
         codebooks: Q >= 1 of (K_q, D), whose dtype is that of the result; half precision is added up in float32.
 
-    Gradient to the codebooks. IndexError for an index outside [-1, K).
+    Gradient to the codebooks. IndexError for an index outside [-1, K), ValueError for other shapes, TypeError for other
+    dtypes.
     """
-    total: Tensor = _ops.residual_decode(to_int64(indices).permute(1, 2, 0), codebooks)
+    whole = as_int64("residual_sum", indices)
+    _check_shape("residual_sum", "indices", whole, whole.dim() == 3, "(Q, B, T)")
+    _check_codebooks("residual_sum", codebooks)
+    total: Tensor = _ops.residual_decode(whole.permute(1, 2, 0), codebooks)
     return total.transpose(1, 2)
+
+
+def _check_vectors(owner: str, x: Tensor, codebook: Tensor) -> None:
+    """Raises TypeError or ValueError unless there are vectors (*, D), D above 0, and codes (K, D)."""
+    for name, given in (("x", x), ("codebook", codebook)):
+        _check_tensor(owner, name, given)
+        if not given.is_floating_point():
+            raise TypeError(f"{owner}: expected {name} to be floating point, but got {given.dtype}")
+    _check_shape(owner, "x", x, x.dim() > 0 and x.shape[-1] > 0, "(*, D) with D at least 1")
+    _check_shape(owner, "codebook", codebook, codebook.dim() == 2, "(K, D)")
+
+
+def _check_codebooks(owner: str, codebooks: Sequence[Tensor]) -> None:
+    if not isinstance(codebooks, list | tuple):
+        raise TypeError(
+            f"{owner}: expected codebooks to be a list of tensors, but got {type(codebooks).__name__}"
+        )
+    for codes in codebooks:
+        _check_tensor(owner, "each of codebooks", codes)
+
+
+def _check_tensor(owner: str, name: str, given: Tensor) -> None:
+    if not isinstance(given, Tensor):
+        raise TypeError(f"{owner}: expected {name} to be a tensor, but got {type(given).__name__}")
+
+
+def _check_shape(owner: str, name: str, given: Tensor, fits: bool, shape: str) -> None:
+    expect(owner, fits, name, f"of shape {shape}", f"shape {list(given.shape)}")

@@ -42,8 +42,8 @@ def convert(
     Raises:
         ConversionError: a ValueError of one sentence, when there is no quantizer, when there are several, for what a
             codec of vectors cannot say (levels at several rates, as SNAC has them), for codes, counts and maps that
-            are not finite in float32 or do not fit each other, and for a path that is a file of the source or does not
-            end in .safetensors. Nothing is written.
+            are no real numbers, not finite in float32 or do not fit each other, for a config.json that is damaged, and
+            for a path that is a file of the source or does not end in .safetensors. Nothing is written.
         OSError: when the file cannot be written.
     """
     if metric not in (None, "euclidean", "cosine"):
@@ -71,7 +71,16 @@ def _facts(source: Any) -> tuple[Mapping[str, Tensor], list[int] | None, bool]:
     if isinstance(source, Mapping):
         return tensors_in(source), None, False
     state, config = read(Path(source))
-    return state, config.get("vq_strides"), "glm_image" in str(config.get("model_type", ""))
+    return state, _strides_in(config), "glm_image" in str(config.get("model_type", ""))
+
+
+def _strides_in(config: Mapping[str, Any]) -> list[int] | None:
+    strides = config.get("vq_strides")
+    if strides is not None and not isinstance(strides, list):
+        raise ConversionError(
+            f"expected vq_strides of config.json to be a list, but got {strides!r}"
+        )
+    return strides
 
 
 def _check_strides(strides: list[int] | None, state: Mapping[str, Tensor], prefix: str) -> None:

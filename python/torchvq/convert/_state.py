@@ -21,6 +21,7 @@ _LEVEL = re.compile(
 )
 _IMAGE = re.compile(r"(?:.*\.)?(?:quantize\.)?embedding\.weight")
 _SUMS = ("embed_sum", "embedding_sum")
+_COUNTS = ("cluster_size", "cluster_usage")
 # The two stacks of Mimi, in the order of its tokens.
 _PAIRS = (
     ("semantic_residual_vector_quantizer.", "acoustic_residual_vector_quantizer."),
@@ -91,8 +92,9 @@ def _stack(state: State, name: str, matches: list[re.Match[str]]) -> Stack:
 
 def _level(state: State, match: re.Match[str]) -> Level:
     key, book = _level_key(match), _level_key(match) + match["book"]
-    codes = state[match[0]].detach()
-    counts = next((state[book + n] for n in ("cluster_size", "cluster_usage") if book + n in state), None)  # fmt: skip
+    codes = _numbers(state, match[0])
+    counted = [book + name for name in _COUNTS if book + name in state]
+    counts = _numbers(state, counted[0]) if counted else None
     if match["codes"] in _SUMS:
         if counts is None:
             raise ConversionError(
@@ -126,30 +128,55 @@ def _projection(state: State, key: str) -> Projection | None:
         raise ConversionError(
             f"expected {key} to be a linear map of single vectors, but its weight has shape {tuple(weight.shape)}"
         )
-    return Projection(weight, state.get(key + ".bias"))
+    bias = key + ".bias"
+    return Projection(weight, _numbers(state, bias) if bias in state else None)
 
 
 def _weight(state: State, key: str) -> Tensor | None:
     """A weight, stored as it is or as direction and norm, under either of torch's namings of the two."""
     if key + ".weight" in state:
-        return state[key + ".weight"].detach()
+        return _numbers(state, key + ".weight")
     for norm, direction in (
         (".weight_g", ".weight_v"),
         (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
     ):
         if key + norm in state and key + direction in state:
-            return _normed(state[key + norm], state[key + direction])
+            return _normed(state, key + norm, key + direction)
     return None
 
 
-def _normed(norm: Tensor, direction: Tensor) -> Tensor:
+def _normed(state: State, norm_key: str, direction_key: str) -> Tensor:
     """The weight from norm and direction, with the bits that torch computes when it runs the layer."""
+    norm, direction = _numbers(state, norm_key), _numbers(state, direction_key)
+    if direction.dim() == 0 or not direction.is_floating_point():
+        raise ConversionError(
+            f"expected {direction_key} to be floating point with an axis of outputs, "
+            f"but got {direction.dtype} of shape {tuple(direction.shape)}"
+        )
+    expected = (direction.shape[0], *[1] * (direction.dim() - 1))
+    if norm.shape != expected:
+        raise ConversionError(
+            f"expected {norm_key} to have shape {expected}, a norm for each output of {direction_key}, "
+            f"but got {tuple(norm.shape)}"
+        )
     layer = nn.Module()
     layer.weight = nn.Parameter(direction)
     weight_norm(layer)
     with torch.no_grad():
         layer.get_parameter("parametrizations.weight.original0").copy_(norm)
         return layer.weight.detach()
+
+
+def _numbers(state: State, key: str) -> Tensor:
+    """A tensor of the state; ConversionError unless it holds real numbers, one after another."""
+    tensor = state[key].detach()
+    plain = tensor.layout == torch.strided and not (tensor.is_meta or tensor.is_quantized)
+    if not plain or tensor.is_complex() or tensor.dtype == torch.bool:
+        kind = "without data" if tensor.is_meta else str(tensor.layout).removeprefix("torch.")
+        raise ConversionError(
+            f"expected {key} to hold real numbers, but got a tensor of {tensor.dtype}, {kind}"
+        )
+    return tensor
 
 
 def _check_maps(codec: Codec) -> None:
@@ -177,7 +204,7 @@ def _image_codec(state: State, keys: list[str], metric: str | None) -> Codec:
         raise ConversionError("expected a quantizer that is known here, but found none")
     if len(keys) > 1:
         raise ConversionError(f"expected one quantizer, but found several: {', '.join(keys)}")
-    codes: Any = state[keys[0]].detach()
+    codes: Any = _numbers(state, keys[0])
     if metric == "cosine":  # the output of these quantizers is the unit vector of a code
         codes = torch.nn.functional.normalize(codes.float(), dim=-1)
     return Codec([Stack([Level(codes)])], metric or "euclidean")

@@ -31,13 +31,17 @@ def _replaces(o: Options) -> bool:
     return bool(o["threshold_ema_dead_code"] > 0)
 
 
-def _cross_entropy(o: Options) -> bool:
+def _moves_before_backward(o: Options) -> bool:
+    # With a bridge averages learn only in calls that ask for it.
     return bool(
-        _moves(o)
-        and (
-            o["commitment_use_cross_entropy_loss"]
-            or o["codebook_diversity_loss_weight"] > 0
-            or (o["straight_through"] and not o["route_gradients_to_input"])
+        o["vq_bridge"]
+        or (
+            _moves(o)
+            and (
+                o["commitment_use_cross_entropy_loss"]
+                or o["codebook_diversity_loss_weight"] > 0
+                or (o["straight_through"] and not o["route_gradients_to_input"])
+            )
         )
     )
 
@@ -69,7 +73,7 @@ TOUCHES: dict[str, Callable[[Options], Any]] = {
     "dead-codes": _replaces,
     "kmeans": lambda o: o["kmeans_init"],
     "orthogonal-ema": lambda o: _moves(o) and o["orthogonal_reg_weight"] > 0,
-    "mixed-gradient": _cross_entropy,
+    "mixed-gradient": _moves_before_backward,
     "in-place-ema": lambda o: o["in_place_codebook_optimizer"] is not None,
     "training-output": always,
     "search": always,

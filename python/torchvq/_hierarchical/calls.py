@@ -1,0 +1,56 @@
+"""Checks of the arguments of a call of HierarchicalVQ."""
+
+from collections.abc import Iterable, Sequence
+from operator import index
+
+from torch import Tensor
+
+from torchvq._base.integers import as_int64
+from torchvq._base.layout import check_bool
+from torchvq._base.options import expect
+
+_OWNER = "HierarchicalVQ"
+
+
+def whole_indices(
+    indices: Sequence[Tensor], shapes: Sequence[Sequence[int]], batch: int | None
+) -> list[Tensor]:
+    """Indices as int64, one tensor for each scale, of a batch of this size or of any; TypeError or ValueError else."""
+    if not isinstance(indices, Iterable):
+        raise TypeError(
+            f"{_OWNER}: expected indices to be one tensor for each scale, but got {type(indices).__name__}"
+        )
+    whole = [as_int64(_OWNER, scale) for scale in indices]
+    if batch is None:
+        batch = whole[0].shape[0] if whole and whole[0].dim() > 0 else 0
+    expected, got = [[batch, *shape] for shape in shapes], [list(scale.shape) for scale in whole]
+    expect(_OWNER, got == expected, "indices", f"tensors of the shapes {expected}", got)
+    return whole
+
+
+def check_device(targets: Sequence[Tensor] | None, x: Tensor) -> None:
+    """Raises ValueError for targets on another device than x, before the forward writes anything."""
+    for scale in targets or ():
+        here = scale.device == x.device
+        expect(_OWNER, here, "indices", f"on {x.device} like x", scale.device)
+
+
+def positions_of(full_shape: Sequence[int] | int, axes: int) -> tuple[int, ...]:
+    """The positions of an output; TypeError for what is no integer, ValueError for another number of axes."""
+    try:
+        # A number has no axes of its own.
+        own = full_shape if isinstance(full_shape, Iterable) else (full_shape,)
+        full = tuple(map(index, own))
+    except TypeError as error:
+        raise TypeError(
+            f"{_OWNER}: expected full_shape to be integers, but got {full_shape!r}"
+        ) from error
+    expect(_OWNER, len(full) == axes, "full_shape", f"{axes} numbers", list(full))
+    return full
+
+
+def check_mask(mask: Tensor, shape: Sequence[int]) -> None:
+    """Raises TypeError unless a mask is bool, ValueError unless it has a shape."""
+    check_bool(_OWNER, mask)
+    got = list(mask.shape)
+    expect(_OWNER, got == list(shape), "mask", f"of shape {list(shape)}", got)

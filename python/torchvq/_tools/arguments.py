@@ -1,0 +1,22 @@
+"""Numbers that users give to functions, as operators take them."""
+
+from operator import index
+from typing import SupportsFloat, SupportsIndex
+
+
+def integer(owner: str, name: str, value: SupportsIndex) -> int:
+    """An integer of any type as Python's; TypeError for what is none, ValueError beyond 64 bits."""
+    try:
+        whole = index(value)
+    except TypeError as error:
+        raise TypeError(f"{owner}: expected {name} to be an integer, but got {value!r}") from error
+    if not -(2**63) <= whole < 2**63:
+        raise ValueError(f"{owner}: expected {name} to be an integer of 64 bits, but got {whole}")
+    return whole
+
+
+def number(owner: str, name: str, value: SupportsFloat) -> float:
+    """A number of any type as Python's; TypeError for what is none."""
+    if not hasattr(value, "__float__"):
+        raise TypeError(f"{owner}: expected {name} to be a number, but got {value!r}")
+    return float(value)
