@@ -81,8 +81,7 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
     #: The flag whose value is known, and its version then.
     _initialised_flag: tuple[Tensor, int] | None
     _warned_uninitialised: bool
-    _shape: str
-    _signed: tuple[object, str]  # options, and the text for them
+    _signed: tuple[object, str] = (None, "")  # options, and the text for them
 
     def __init__(
         self,
@@ -134,7 +133,6 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
             _initialised=not kmeans_init,
             _initialised_flag=None,
             _warned_uninitialised=False,
-            _signed=(None, ""),
         )
 
         wide = wide_dtype()
@@ -162,7 +160,6 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
 
         self._forget_replays()
         self.handle = _ops.new_handle()
-        self._shape = f"{num_codebooks} codebooks of {codebook_size} codes of {dim}"
 
     # Reading -------------------------------------------------------------------------------------------------
 

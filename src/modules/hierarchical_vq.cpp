@@ -254,7 +254,7 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
   const detail::WithoutAutocast without_autocast;
   std::vector<Codebook> codebooks;
   for (const auto& vq : vqs) codebooks.push_back(vq->codebook_state);
-  const auto ranks = detail::ranks_of(get_vq(0), kHierarchicalVQ);
+  const auto ranks = detail::ranks_of(detail::synced_level(vqs), kHierarchicalVQ);
   // Before the depth is drawn, so that ranks draw the same depth.
   const auto maps = maps_of(options, x, mask);
   const bool frozen = call.freeze_codebook().value_or(options.freeze_codebook());

@@ -1,5 +1,6 @@
 #include "modules/ranks.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -37,6 +38,13 @@ Ranks ranks_of(const VectorQuantizeImpl& vq, const std::string& owner) {
     ranks.reduction = options.reduction();
   }
   return ranks;
+}
+
+const VectorQuantizeImpl& synced_level(const std::vector<VectorQuantize>& levels) {
+  const auto training = std::find_if(levels.begin(), levels.end(), [](const VectorQuantize& level) {
+    return level->is_training();
+  });
+  return training == levels.end() ? *levels.front() : **training;
 }
 
 std::string joined_signature(const std::vector<Codebook>& codebooks) {

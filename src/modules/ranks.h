@@ -20,6 +20,9 @@ std::string group_of(const VectorQuantizeImpl& vq);
 /// is no group in evaluation.
 Ranks ranks_of(const VectorQuantizeImpl& vq, const std::string& owner);
 
+/// The level of a stack that tells which ranks learn together: the first, unless it alone evaluates.
+const VectorQuantizeImpl& synced_level(const std::vector<VectorQuantize>& levels);
+
 /// The options of the codebooks that must be the same on all ranks.
 std::string joined_signature(const std::vector<Codebook>& codebooks);
 

@@ -176,7 +176,7 @@ StackRequest checked_request(const ResidualVQImpl& rvq, const torch::Tensor& x,
       .temperature = call.sample_codebook_temp(),
       .frozen = call.freeze_codebook() || frozen,
       .depth = 0,
-      .ranks = ranks_of(*rvq.levels[0], "ResidualVQ"),
+      .ranks = ranks_of(synced_level(rvq.levels), "ResidualVQ"),
       .beam = beam_of(rvq, call.beam_size()),
   };
 }

@@ -26,7 +26,7 @@ def signature_of(codebook: "Codebook") -> str:
     """The text for the options as they are now."""
     if torch.compiler.is_compiling():
         return _text(codebook)
-    options = _options(vars(codebook))
+    options = codebook.embed_avg.shape, *_options(vars(codebook))
     if codebook._signed[0] != options:
         # Every step on several ranks needs the text, which takes several times as long as a comparison.
         codebook._signed = options, _text(codebook)
@@ -34,9 +34,10 @@ def signature_of(codebook: "Codebook") -> str:
 
 
 def _text(codebook: "Codebook") -> str:
+    heads, size, dim = codebook.embed_avg.shape
     threshold, reset = codebook.threshold_ema_dead_code, codebook.reset_cluster_size
     text = (
-        f"{codebook._shape}, {codebook.metric}, decay {codebook.decay}, eps {codebook.eps}, "
+        f"{heads} codebooks of {size} codes of {dim}, {codebook.metric}, decay {codebook.decay}, eps {codebook.eps}, "
         f"dead codes below {threshold} or {codebook.dead_code_threshold_fraction} of the mean, "
         f"manual {codebook.manual_ema_update}, affine {codebook.affine_param}, vqp_compat {codebook.vqp_compat}, "
         f"by gradient {'embed' in codebook._parameters}"
