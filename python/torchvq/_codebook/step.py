@@ -56,7 +56,7 @@ def step(
     if not vq.training:
         return _evaluate(vq, x, before, request, layout)
     if may_fail_late(vq._codebook, request):
-        with undone_if_it_fails(vq._codebook):
+        with undone_if_it_fails(vq._codebook, request):
             return _train(vq, x, before, request, layout)
     return _train(vq, x, before, request, layout)
 

@@ -5,7 +5,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from torchvq._base.affine_map import AFFINE_FLAGS, AFFINE_STATE
 from torchvq._codebook.request import Request
 
 if TYPE_CHECKING:
@@ -21,11 +23,18 @@ def may_fail_late(codebook: "Codebook", request: Request) -> bool:
     return apart or codebook.affine_param or not codebook.initialised
 
 
-@contextmanager
-def undone_if_it_fails(codebook: "Codebook") -> Iterator[None]:
-    """Takes back what the block has written to the codebook if it raises."""
+def _written_early(codebook: "Codebook", request: Request) -> list[Tensor]:
+    """What a step writes before its last operator, which writes all of its own or nothing."""
+    if codebook.initialised and not codebook.learns_apart(request.accumulate, request.weight):
+        return [getattr(codebook, name) for name in (*AFFINE_STATE, *AFFINE_FLAGS)]
     replicas = codebook.replicas(affine=True).values()
-    state = [*(tensor.detach() for tensor in replicas), codebook.replaced]
+    return [*(tensor.detach() for tensor in replicas), codebook.replaced]
+
+
+@contextmanager
+def undone_if_it_fails(codebook: "Codebook", request: Request) -> Iterator[None]:
+    """Takes back what the block has written to the codebook if it raises."""
+    state = _written_early(codebook, request)
     before = [tensor.clone() for tensor in state]
     pending = codebook._pending
     try:
