@@ -33,14 +33,14 @@ void check_scale(const char* op, const at::Tensor& scale, const at::Tensor& toke
       ", but got shape ", scale.sym_sizes());
 }
 
-at::Tensor add_noise(const at::Tensor& codes, at::IntArrayRef levels,
+at::Tensor add_noise(const at::Tensor& codes, at::IntArrayRef levels, const at::Tensor& rng,
                      const QuantizeScalarsOptions& options) {
   if (!options.vqp_noise()) {
-    return ops::scalar_noise(codes, levels, *options.rng(), options.noise(), options.stream());
+    return ops::scalar_noise(codes, levels, rng, options.noise(), options.stream());
   }
   // With three levels, half a step is 1/2.
   const std::vector<int64_t> threes(levels.size(), 3);
-  return ops::scalar_noise(codes, threes, *options.rng(), 0.5, options.stream());
+  return ops::scalar_noise(codes, threes, rng, 0.5, options.stream());
 }
 
 /// Codes (*, C * D) and indices (*, C); indices are (*) for one codebook.
@@ -61,9 +61,8 @@ QuantizeScalarsOutput quantize_features(const at::Tensor& tokens, at::IntArrayRe
   const auto& rotation = options.rotation();
   if (rotation) features = rotate_features(features, *rotation);
   auto [codes, indices] = ops::scalar_quantize(features, levels, options.bound());
-  if (options.rng() && options.noise() > 0) {
-    codes = add_noise(codes, levels, options);
-  }
+  if (const auto& rng = options.rng(); rng && options.noise() > 0)
+    codes = add_noise(codes, levels, *rng, options);
   if (rotation) codes = rotate_features(codes, *rotation, /*inverse=*/true);
   if (!one) codes = codes.flatten(-2);
   if (scale) codes = codes.mul(scale->to(codes.scalar_type()));

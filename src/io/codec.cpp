@@ -245,10 +245,10 @@ void save_codec_stack(const std::string& path, const CodecStack& stack) {
 }
 
 bool holds_codec(const SafetensorsFile& file) {
-  for (const auto& [name, entry] : file.entries()) {
-    if (name == kEmbed || name.ends_with("." + kEmbed)) return true;
-  }
-  return false;
+  const auto& entries = file.entries();
+  return std::any_of(entries.begin(), entries.end(), [](const auto& entry) {
+    return entry.first == kEmbed || entry.first.ends_with("." + kEmbed);
+  });
 }
 
 CodecStack load_codec_stack(const std::string& path, const std::string& metric) {

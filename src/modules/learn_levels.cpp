@@ -1,7 +1,6 @@
 #include "modules/learn_levels.h"
 
 #include <algorithm>
-#include <iterator>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -39,22 +38,29 @@ std::vector<const VectorQuantizeImpl*> quantizers_of(const Levels& levels) {
   return quantizers;
 }
 
-/// An exchange for each codebook.
-Counts learn_apart(const Levels& levels, const Ranks& ranks) {
-  Counts counts;
-  for (const auto& level : levels) counts.push_back(learn_together({level}, ranks)[0]);
-  return counts;
+Counts learn_alike_levels(const Levels& levels, const Ranks& ranks) {
+  const auto& first = *levels[0].vq->codebook_state;
+  const bool ema_update = levels[0].vq->resolved().ema_update;
+  if (!first.learns(ema_update)) return Counts(levels.size());
+  std::vector<F::CodebookState> states;
+  std::vector<F::StepTokens> tokens;
+  std::vector<Codebook> codebooks;
+  for (const auto& level : levels) {
+    codebooks.push_back(level.vq->codebook_state);
+    states.push_back(codebooks.back()->state());
+    tokens.push_back(level.tokens);
+  }
+  auto options = first.learning(ema_update, ranks);
+  return F::learn_codebooks_(states, tokens, options.signature(joined_signature(codebooks)));
 }
 
-/// A step without tokens would be one of those that are kept.
-Counts learn_trained(const Levels& levels, const Ranks& ranks) {
-  Levels trained;
-  std::copy_if(levels.begin(), levels.end(), std::back_inserter(trained),
-               [](const LearningLevel& level) { return level.trains; });
-  const auto found = trained.empty() ? Counts() : learn_together(trained, ranks);
+/// One exchange for all, or one for each codebook where options differ.
+Counts learn_levels(const Levels& levels, const Ranks& ranks) {
+  if (levels.size() == 1 || learn_alike(quantizers_of(levels))) {
+    return learn_alike_levels(levels, ranks);
+  }
   Counts counts;
-  auto own = found.begin();
-  for (const auto& level : levels) counts.push_back(level.trains ? *own++ : at::Tensor());
+  for (const auto& level : levels) counts.push_back(learn_alike_levels({level}, ranks)[0]);
   return counts;
 }
 
@@ -82,25 +88,18 @@ bool learn_alike(const std::vector<const VectorQuantizeImpl*>& levels) {
 }
 
 Counts learn_together(const Levels& levels, const Ranks& ranks) {
-  const auto& first = *levels[0].vq->codebook_state;
-  const bool all_train = std::all_of(levels.begin(), levels.end(),
-                                     [](const LearningLevel& level) { return level.trains; });
-  if (first.keeps_statistics() && !all_train) return learn_trained(levels, ranks);
-  if (levels.size() > 1 && !learn_alike(quantizers_of(levels))) return learn_apart(levels, ranks);
-  const bool ema_update = levels[0].vq->resolved().ema_update;
-  if (!first.learns(ema_update)) return Counts(levels.size());
-  std::vector<F::CodebookState> states;
-  std::vector<F::StepTokens> tokens;
-  std::vector<Codebook> codebooks;
-  for (const auto& level : levels) {
-    codebooks.push_back(level.vq->codebook_state);
-    states.push_back(codebooks.back()->state());
-    tokens.push_back(level.tokens);
+  auto learning = levels;
+  if (levels[0].vq->codebook_state->keeps_statistics()) {
+    // A step without tokens would be one of those that are kept.
+    std::erase_if(learning, [](const LearningLevel& level) { return !level.trains; });
   }
-  auto options = first.learning(ema_update, ranks);
-  auto counts = F::learn_codebooks_(states, tokens, options.signature(joined_signature(codebooks)));
-  for (size_t i = 0; i < levels.size(); ++i) {
-    if (!levels[i].trains) counts[i] = at::Tensor();
+  const auto found = learning.empty() ? Counts() : learn_levels(learning, ranks);
+  const bool all = learning.size() == levels.size();
+  Counts counts;
+  auto own = found.begin();
+  for (const auto& level : levels) {
+    counts.push_back(level.trains ? *own : at::Tensor());
+    if (all || level.trains) ++own;
   }
   return counts;
 }

@@ -13,6 +13,7 @@
 #include "modules/residual_engine.h"
 #include "modules/residual_levels.h"
 #include "modules/residual_step.h"
+#include "modules/search.h"
 
 namespace torchvq::detail {
 namespace {
