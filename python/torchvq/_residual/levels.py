@@ -306,7 +306,7 @@ def overlaps(rvq: "ResidualVQ", tokens: Tensor, request: StackRequest) -> bool:
     first = rvq.levels[0]
     codebook = first._codebook
     learns = rvq.training and not request.frozen and codebook.learns(first.ema_update)
-    if not learns or codebook.replaying:
+    if not codebook.overlap_sync or not learns or codebook.replaying:
         return False
     # One call learns all levels later.
     alike = learn_alike([level._codebook for level in rvq.levels])

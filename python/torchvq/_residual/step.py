@@ -43,8 +43,8 @@ def steps_at_once(rvq: "ResidualVQ", tokens: Tensor) -> bool:
     if by_gradient and rvq.quant_grad_frac > 0 and not takes_gradient(tokens):
         # Codes hand their gradient on to later levels, which need an estimator then; the first has nothing to reach.
         return False
-    codebooks = [level._codebook for level in levels]
-    if training and not rvq.shared_codebook and not in_step(codebooks):
+    keeps = training and first._codebook.keeps_statistics and not rvq.shared_codebook
+    if keeps and not in_step([level._codebook for level in levels]):
         return False
     for level in levels:
         codebook = level._codebook
