@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from torchvq._tools.arguments import number
+from torchvq._base.arguments import number
 
 
 def ema_multi_avg_fn(

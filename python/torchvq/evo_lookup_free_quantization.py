@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from operator import index
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from torchvq._base.arguments import expect_tensor, integer
 from torchvq._base.options import check_options, expect
 from torchvq._base.projection import in_dtype_of
 from torchvq._base.random_state import RandomState
@@ -167,8 +167,8 @@ class EvoLFQ(RandomState):
     ) -> Tensor:
         """Fair random bits (P, *shape); shape ends with the C * D features, which it is by default."""
         features = self.lfq.num_codebooks * self.lfq.codebook_dim
-        rows = self.pop_size if pop_size is None else _integer("pop_size", pop_size)
-        size = (rows, *(_integer("shape", axis) for axis in shape or (features,)))
+        rows = self.pop_size if pop_size is None else integer("EvoLFQ", "pop_size", pop_size)
+        size = (rows, *(integer("EvoLFQ", "shape", axis) for axis in shape or (features,)))
         bits = self._drawn(_ops.random_bits(self.rng, size, is_sign=is_sign))
         return bits if device is None else bits.to(device)
 
@@ -180,7 +180,7 @@ class EvoLFQ(RandomState):
         is_sign: bool = False,
     ) -> Tensor:
         """(P, *, C * D): the bits of the first P items of the batch, or of all, repeated; mutated."""
-        size = self.pop_size if pop_size is None else _integer("pop_size", pop_size)
+        size = self.pop_size if pop_size is None else integer("EvoLFQ", "pop_size", pop_size)
         rate = self._option("mutation_rate", mutation_rate)
         bits = self.encode(x, return_signs=is_sign)
         return self._drawn(_ops.grow_population(bits, self.rng, size, rate, is_sign=is_sign))
@@ -189,7 +189,7 @@ class EvoLFQ(RandomState):
         self, population: Tensor, mutation_rate: float | None = None, is_sign: bool = False
     ) -> Tensor:
         """The population with each bit flipped with the probability mutation_rate."""
-        _expect_tensors(population=population)
+        expect_tensor("EvoLFQ", "population", population)
         rate = self._option("mutation_rate", mutation_rate)
         return self._drawn(_ops.mutate_bits(population, self.rng, rate, is_sign=is_sign))
 
@@ -197,13 +197,15 @@ class EvoLFQ(RandomState):
         self, population: Tensor, fitnesses: Tensor, tournament_size: int | None = None
     ) -> Tensor:
         """As many parents as candidates: each is the fittest of tournament_size draws with replacement."""
-        _expect_tensors(population=population, fitnesses=fitnesses)
+        expect_tensor("EvoLFQ", "population", population)
+        expect_tensor("EvoLFQ", "fitnesses", fitnesses)
         size = self._option("tournament_size", tournament_size)
         return self._drawn(_ops.select_parents(population, fitnesses, self.rng, size))
 
     def uniform_crossover(self, parent1: Tensor, parent2: Tensor) -> Tensor:
         """Each bit from one parent or the other, by a fair coin."""
-        _expect_tensors(parent1=parent1, parent2=parent2)
+        expect_tensor("EvoLFQ", "parent1", parent1)
+        expect_tensor("EvoLFQ", "parent2", parent2)
         return self._drawn(_ops.cross_bits(parent1, parent2, self.rng))
 
     # Evolution -----------------------------------------------------------------------------------------------
@@ -233,7 +235,7 @@ class EvoLFQ(RandomState):
             The next population, with the survivors first in order of fitness, and the fitness (P,) of this one.
         """
         # Before the fitness is asked for, and the generator advances.
-        _expect_tensors(pop_bits=pop_bits)
+        expect_tensor("EvoLFQ", "pop_bits", pop_bits)
         elite, count = self._option("elitism_count", elitism_count), len(pop_bits)
         expect("EvoLFQ", 0 <= elite < count, "elitism_count", f"in [0, {count})", elite)
         rate = self._option("mutation_rate", mutation_rate)
@@ -316,17 +318,3 @@ class EvoLFQ(RandomState):
     def device(self) -> torch.device:
         """The device of the codes."""
         return self.lfq.mask.device
-
-
-def _integer(name: str, value: object) -> int:
-    try:
-        return index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"EvoLFQ: expected {name} to be an integer, but got {value!r}") from None
-
-
-def _expect_tensors(**values: object) -> None:
-    for name, value in values.items():
-        if not isinstance(value, Tensor):
-            kind = type(value).__name__
-            raise TypeError(f"EvoLFQ: expected {name} to be a tensor, but got {kind}")

@@ -1,7 +1,6 @@
 """Monitor: records the use of codebooks at each step, and warns when they collapse."""
 
 import json
-import operator
 import os
 import warnings
 from numbers import Real
@@ -12,6 +11,7 @@ from typing import Any, Protocol, TextIO
 import torch.distributed as dist
 from torch import nn
 
+from torchvq._base.arguments import integer
 from torchvq._base.ranks import group_of
 from torchvq._base.torch_private import WRAPPER_NAMES
 from torchvq._codebook.collapse import CollapseLimits, CollapseWarning, LevelWatch
@@ -114,7 +114,7 @@ class Monitor:
         Raises:
             TypeError: ``step`` is no integer; nothing is recorded.
         """
-        step = self._next if step is None else _integer("step", step)
+        step = self._next if step is None else integer("Monitor", "step", step)
         self._next = step + 1
         if step % self.every != 0:
             return {}
@@ -182,15 +182,8 @@ class Monitor:
         self.close()
 
 
-def _integer(what: str, value: int) -> int:
-    try:
-        return operator.index(value)
-    except TypeError as error:
-        raise TypeError(f"Monitor: expected {what} to be an integer, but got {value!r}") from error
-
-
 def _count(what: str, value: int) -> int:
-    count = _integer(what, value)
+    count = integer("Monitor", what, value)
     if count < 1:
         raise ValueError(f"Monitor: expected {what} to be at least 1, but got {count}")
     return count

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "detail/has_shape.h"
 #include "distributed/group.h"
 #include "fit/add_over_group_.h"
 #include "functional/read_block.h"
@@ -37,9 +38,7 @@ at::Tensor codes_of(const at::Tensor& indices, const ScalarCodec& codec) {
   return ops::scalar_decode(indices, codec.levels, /*symmetric=*/true, at::kDouble).flip({-1});
 }
 
-bool has_shape(const at::Tensor& tensor, at::IntArrayRef shape) {
-  return tensor.defined() && tensor.sizes() == shape && at::isFloatingType(tensor.scalar_type());
-}
+using detail::has_shape;
 
 bool has_maps(const ScalarCodec& codec) {
   return codec.in_weight.defined() || codec.in_bias.defined() || codec.out_weight.defined() ||

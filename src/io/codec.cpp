@@ -10,6 +10,7 @@
 #include <map>
 #include <vector>
 
+#include "detail/has_shape.h"
 #include "io/array_layout.h"
 #include "io/codec_keys.h"
 
@@ -119,9 +120,7 @@ Codec load_level(const std::string& path, const SafetensorsFile& file, const std
   return codec;
 }
 
-bool has_shape(const at::Tensor& tensor, at::IntArrayRef shape) {
-  return tensor.defined() && at::isFloatingType(tensor.scalar_type()) && tensor.sizes() == shape;
-}
+using detail::has_shape;
 
 void check_shapes(const Codec& codec, const std::string& where) {
   const auto& codes = codec.codebook;

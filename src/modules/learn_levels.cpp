@@ -12,6 +12,8 @@
 
 #include <torchvq/functional/vector_quantize.h>
 
+#include "modules/search.h"
+
 namespace torchvq::detail {
 namespace {
 
@@ -80,6 +82,10 @@ bool trains(const VectorQuantizeImpl& vq, bool frozen) {
   return vq.is_training() && vq.codebook_state->is_training() && !frozen;
 }
 
+bool draws(const VectorQuantizeImpl& vq, bool frozen) {
+  return trains(vq, frozen) || (vq.is_training() && draws_frozen(vq.options));
+}
+
 bool learn_alike(const std::vector<const VectorQuantizeImpl*>& levels) {
   const auto& first = *levels[0];
   return std::all_of(levels.begin(), levels.end(), [&](const VectorQuantizeImpl* vq) {
@@ -113,8 +119,8 @@ void finish_levels(at::TensorList step_counts, const std::vector<FinishedLevel>&
     if (level.tokens.mask) masks.push_back(*level.tokens.mask);
   }
   const bool shared = levels.size() > 1 && levels[1].rng.is_same(levels[0].rng);
-  const auto draws = [](const FinishedLevel& level) { return level.draws; };
-  if (std::any_of(levels.begin(), levels.end(), draws)) {
+  const auto advances = [](const FinishedLevel& level) { return level.draws; };
+  if (std::any_of(levels.begin(), levels.end(), advances)) {
     for (const auto& level : levels) {
       if (shared && !rng.empty()) break;
       auto own = level;

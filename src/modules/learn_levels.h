@@ -13,6 +13,9 @@ namespace torchvq::detail {
 /// Whether a training forward may change the codebook of a level.
 bool trains(const VectorQuantizeImpl& vq, bool frozen);
 
+/// Whether a training forward draws random numbers from the generator of a level.
+bool draws(const VectorQuantizeImpl& vq, bool frozen);
+
 /// Whether one call serves the codebooks of all levels: they learn by the same options, and those
 /// that keep statistics have kept as many steps, unlike those of a level that was frozen for a while.
 bool learn_alike(const std::vector<const VectorQuantizeImpl*>& levels);

@@ -13,7 +13,6 @@
 #include "modules/residual_engine.h"
 #include "modules/residual_levels.h"
 #include "modules/residual_step.h"
-#include "modules/search.h"
 
 namespace torchvq::detail {
 namespace {
@@ -129,9 +128,12 @@ Counts update(const std::vector<Searched>& stacks) {
   }
   if (all.empty()) return counts;
   const auto found = learn_together(all, ranks);
-  const auto each = static_cast<std::ptrdiff_t>(found.size() / stacks.size());
-  for (auto own = found.begin(); own != found.end(); own += each)
-    counts.emplace_back(own, own + each);
+  auto own = found.begin();
+  for (const auto& stack : stacks) {
+    const auto end = own + static_cast<std::ptrdiff_t>(codebooks_of(*stack.rvq).size());
+    counts.emplace_back(own, end);
+    own = end;
+  }
   return counts;
 }
 
@@ -148,11 +150,10 @@ void finish_step(ResidualVQImpl& rvq, const std::vector<Level>& levels,
   for (const auto& level : levels) {
     const auto place = finished.size();
     const auto& searched = level.result.searched;
-    const bool draws_own = level.vq->is_training() && draws_frozen(level.vq->options);
     finished.push_back({level.vq->codebook_state->rng,
                         {searched.inputs, searched.indices, searched.mask},
                         place < counts.size() ? counts[place] : at::Tensor(),
-                        level_trains(level) || draws_own || draws_of_stack(rvq)});
+                        draws(*level.vq, level.request.frozen) || draws_of_stack(rvq)});
   }
   finish_levels(uses, finished, ranks);
 }

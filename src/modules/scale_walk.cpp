@@ -164,11 +164,9 @@ void finish_scales(HierarchicalVQImpl& hvq, const std::vector<Scale>& scales, co
   for (const auto& scale : scales) {
     const auto& vq = *scale.vq;
     const auto place = finished.size();
-    const bool draws = vq.is_training() && draws_frozen(vq.options);
-    finished.push_back(
-        {vq.codebook_state->rng, tokens_of(scale),
-         place < counts.size() ? counts[place] : at::Tensor(),
-         trains(vq, freezes(hvq, vq, request)) || draws || hvq.options.nested_dropout() > 0});
+    finished.push_back({vq.codebook_state->rng, tokens_of(scale),
+                        place < counts.size() ? counts[place] : at::Tensor(),
+                        draws(vq, freezes(hvq, vq, request)) || hvq.options.nested_dropout() > 0});
   }
   finish_levels(uses, finished, request.ranks);
   hvq.step_counts = std::move(uses);

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from torchvq._base.arguments import expect_tensor
+
 
 def to_int64(indices: Tensor) -> Tensor:
     """Indices as int64; uint64 values from 2^63 on become the largest int64, out of range for every codebook."""
@@ -15,10 +17,7 @@ def to_int64(indices: Tensor) -> Tensor:
 
 def as_int64(owner: str, indices: Tensor) -> Tensor:
     """`to_int64` for integer dtypes, bool excluded; TypeError for others."""
-    if not isinstance(indices, Tensor):
-        raise TypeError(
-            f"{owner}: expected indices to be a tensor, but got {type(indices).__name__}"
-        )
+    expect_tensor(owner, "indices", indices)
     if indices.dtype == torch.int64:
         return indices
     if indices.dtype == torch.bool or indices.is_floating_point() or indices.is_complex():

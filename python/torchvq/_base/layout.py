@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchvq._base.arguments import expect_tensor
 from torchvq._base.integers import as_int64
 from torchvq._base.torch_private import is_jit_traced
 
@@ -62,10 +63,7 @@ class Layout(NamedTuple):
             raise ValueError(f"{self.owner}: expected mask or lens to be given, but got both")
         positions = self.positions(x)
         if lens is not None:
-            if not isinstance(lens, Tensor):
-                raise TypeError(
-                    f"{self.owner}: expected lens to be a tensor, but got {type(lens).__name__}"
-                )
+            expect_tensor(self.owner, "lens", lens)
             if len(positions) != 1 or lens.shape != x.shape[:1]:
                 raise ValueError(
                     f"{self.owner}: expected lens to have one length per sequence of x, but got "

@@ -9,6 +9,7 @@ from torch import Tensor
 from torchvq._base.ranks import Ranks, joined_signature
 from torchvq._base.transforms import has_values
 from torchvq._codebook.losses import SearchedTokens
+from torchvq._codebook.stats import draws_frozen
 from torchvq.codebook import Codebook
 
 if TYPE_CHECKING:
@@ -47,6 +48,11 @@ class StepTokens(NamedTuple):
 def trains(vq: "VectorQuantize", frozen: bool) -> bool:
     """Whether a training forward of a stack may change the codebook of a level."""
     return vq.training and vq._codebook.training and not frozen
+
+
+def draws_numbers(vq: "VectorQuantize", frozen: bool) -> bool:
+    """Whether a training forward of a stack draws random numbers from the generator of a level."""
+    return trains(vq, frozen) or (vq.training and draws_frozen(vq))
 
 
 def synced_level(levels: Sequence["VectorQuantize"]) -> "VectorQuantize":

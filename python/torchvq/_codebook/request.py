@@ -1,12 +1,12 @@
 """The arguments of one forward of VectorQuantize, and codes that are assigned to it."""
 
 from collections.abc import Callable
-from operator import index
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchvq._base.arguments import integer
 from torchvq._base.ema_weight import EmaWeight, check_weight
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
@@ -134,7 +134,7 @@ def _check_topk(vq: "VectorQuantize", topk: int | None) -> None:
     if topk is None:
         return
     if not torch.compiler.is_compiling():
-        _check_integer(topk)
+        integer("VectorQuantize", "topk", topk)
     if vq.training and vq.commitment_use_cross_entropy_loss:
         raise ValueError(
             "VectorQuantize: expected topk in training without commitment_use_cross_entropy_loss, "
@@ -150,15 +150,6 @@ def _check_topk(vq: "VectorQuantize", topk: int | None) -> None:
         raise ValueError(
             f"VectorQuantize: expected topk with one head, but got topk {topk} with {vq.heads} heads"
         )
-
-
-def _check_integer(topk: int) -> None:
-    try:
-        index(topk)
-    except TypeError as error:
-        raise TypeError(
-            f"VectorQuantize: expected topk to be an integer, but got {topk!r}"
-        ) from error
 
 
 def _check_flags(flags: tuple[bool | None, ...]) -> None:

@@ -13,7 +13,13 @@ from torch import Tensor
 from torchvq._base.gradients import reaching
 from torchvq._base.ranks import Ranks, distributed_training
 from torchvq._codebook import losses as _losses
-from torchvq._codebook.learning import is_left_out, learn_together, step_of_levels, trains
+from torchvq._codebook.learning import (
+    draws_numbers,
+    is_left_out,
+    learn_together,
+    step_of_levels,
+    trains,
+)
 from torchvq._codebook.losses import SearchedTokens, SearchResult, Terms
 from torchvq._codebook.request import (
     Request,
@@ -22,7 +28,7 @@ from torchvq._codebook.request import (
     request_of_level,
 )
 from torchvq._codebook.search import choose, prepare
-from torchvq._codebook.stats import begin_step, draws_frozen, finish_step
+from torchvq._codebook.stats import begin_step, finish_step
 from torchvq._residual.engine import levels_to_walk, only_if
 from torchvq.vector_quantize import VectorQuantize
 
@@ -148,9 +154,7 @@ def finish_scales(hvq: "HierarchicalVQ", done: ScaleWalk, request: ScaleRequest)
         quantizers = quantizers[:1]
     indices, masks = [part.indices for part in searched], [part.mask for part in searched]
     drew = [
-        trains(vq, request.freezes(vq))
-        or (vq.training and draws_frozen(vq))
-        or hvq.nested_dropout > 0
+        draws_numbers(vq, request.freezes(vq)) or hvq.nested_dropout > 0
         for vq in quantizers[: len(indices)]
     ]
     finish_step(

@@ -27,6 +27,7 @@ from torchvq._codebook.in_place import (
 from torchvq._codebook.learning import (
     StackStep,
     StepTokens,
+    draws_numbers,
     joined_stacks,
     learn_alike,
     learn_stacks,
@@ -36,7 +37,6 @@ from torchvq._codebook.learning import (
 from torchvq._codebook.losses import SearchedTokens, SearchResult, Terms
 from torchvq._codebook.request import Request, request_of_level
 from torchvq._codebook.search import choose, estimator, prepare
-from torchvq._codebook.stats import draws_frozen
 from torchvq._residual.beam import beginning_mask, level_mask, prepare_levels, search_paths
 from torchvq._residual.calls import sees_padding
 from torchvq._residual.engine import WalkedLevel, balanced, levels_to_walk, only_if
@@ -343,9 +343,8 @@ def _trains(level: Level) -> bool:
 
 
 def level_draws(rvq: "ResidualVQ", level: Level) -> bool:
-    """Whether a training forward draws random numbers from the generator of a level."""
-    own = _trains(level) or (level.vq.training and draws_frozen(level.vq))
-    return own or rvq.diveq or rvq.quantize_dropout
+    """Whether a training forward draws random numbers from the generator of a level, or for the whole stack."""
+    return draws_numbers(level.vq, level.request.frozen) or rvq.diveq or rvq.quantize_dropout
 
 
 def _learn_in_turn(levels: list[Level]) -> list[Tensor | None]:

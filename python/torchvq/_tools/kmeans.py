@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from torchvq import ops
+from torchvq._base.arguments import expect_tensor, integer
 from torchvq._base.layout import check_bool
 from torchvq._base.transforms import has_values
-from torchvq._tools.arguments import integer
 from torchvq.outputs import exportable
 
 
@@ -45,8 +45,7 @@ def kmeans(
         ValueError: where a head has no usable vector, and for bad shapes and options. TypeError: for bad dtypes, and
             for options of other types.
     """
-    if not isinstance(x, Tensor):
-        raise TypeError(f"kmeans: expected x to be a tensor, but got {type(x).__name__}")
+    expect_tensor("kmeans", "x", x)
     if x.dim() not in (2, 3):
         raise ValueError(
             f"kmeans: expected x to have shape (N, D) or (H, N, D), but got shape {list(x.shape)}"

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchvq._tools.arguments import integer
+from torchvq._base.arguments import integer
 
 
 def recommended(

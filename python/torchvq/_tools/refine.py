@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchvq._base.arguments import integer, number
 from torchvq._base.ranks import ALONE, Ranks, group_of, handshake, tokens_text
 from torchvq._residual.engine import enter
-from torchvq._tools.arguments import integer, number
 from torchvq.grouped_residual_vq import GroupedResidualVQ
 from torchvq.residual_vq import ResidualVQ
 

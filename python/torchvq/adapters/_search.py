@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from torchvq._base.arguments import expect_tensor
 from torchvq._base.integers import as_int64
 from torchvq._base.options import expect
 
@@ -29,7 +30,7 @@ def nearest(
     """
     _check_vectors("nearest", x, codebook)
     if bias is not None:
-        _check_tensor("nearest", "bias", bias)
+        expect_tensor("nearest", "bias", bias)
     with torch.no_grad():
         found: Tensor = _ops.nearest_code(
             x.reshape(-1, x.shape[-1]), codebook, metric=metric, bias=bias, return_codes=False
@@ -73,7 +74,7 @@ def residual_nearest(
         The sum of the codes, (B, D, T), float32 or float64, and indices (Q, B, T), int64. No gradient. Ties: the lowest
         index. Empty: no indices. ValueError for other shapes, TypeError for other dtypes.
     """
-    _check_tensor("residual_nearest", "x", x)
+    expect_tensor("residual_nearest", "x", x)
     _check_shape("residual_nearest", "x", x, x.dim() == 3, "(B, D, T)")
     _check_codebooks("residual_nearest", codebooks)
     codes, indices = _ops.residual_encode(x.transpose(1, 2), codebooks, prepared=prepared)
@@ -101,7 +102,7 @@ def residual_sum(indices: Tensor, codebooks: Sequence[Tensor]) -> Tensor:
 def _check_vectors(owner: str, x: Tensor, codebook: Tensor) -> None:
     """Raises TypeError or ValueError unless there are vectors (*, D), D above 0, and codes (K, D)."""
     for name, given in (("x", x), ("codebook", codebook)):
-        _check_tensor(owner, name, given)
+        expect_tensor(owner, name, given)
         if not given.is_floating_point():
             raise TypeError(f"{owner}: expected {name} to be floating point, but got {given.dtype}")
     _check_shape(owner, "x", x, x.dim() > 0 and x.shape[-1] > 0, "(*, D) with D at least 1")
@@ -114,12 +115,7 @@ def _check_codebooks(owner: str, codebooks: Sequence[Tensor]) -> None:
             f"{owner}: expected codebooks to be a list of tensors, but got {type(codebooks).__name__}"
         )
     for codes in codebooks:
-        _check_tensor(owner, "each of codebooks", codes)
-
-
-def _check_tensor(owner: str, name: str, given: Tensor) -> None:
-    if not isinstance(given, Tensor):
-        raise TypeError(f"{owner}: expected {name} to be a tensor, but got {type(given).__name__}")
+        expect_tensor(owner, "each of codebooks", codes)
 
 
 def _check_shape(owner: str, name: str, given: Tensor, fits: bool, shape: str) -> None:

@@ -1,7 +1,9 @@
-"""Numbers that users give to functions, as operators take them."""
+"""Arguments that users give, by their type."""
 
 from operator import index
 from typing import SupportsFloat, SupportsIndex
+
+from torch import Tensor
 
 
 def integer(owner: str, name: str, value: SupportsIndex) -> int:
@@ -20,3 +22,9 @@ def number(owner: str, name: str, value: SupportsFloat) -> float:
     if not hasattr(value, "__float__"):
         raise TypeError(f"{owner}: expected {name} to be a number, but got {value!r}")
     return float(value)
+
+
+def expect_tensor(owner: str, name: str, value: object) -> None:
+    """Raises TypeError unless a value is a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{owner}: expected {name} to be a tensor, but got {type(value).__name__}")
