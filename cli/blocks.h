@@ -32,7 +32,6 @@ class BlockReader {
   const io::VectorSource& source() const { return source_; }
   int64_t rows() const { return rows_; }
   int64_t dim() const { return source_.dim(); }
-  int64_t block_rows() const { return block_rows_; }
   bool streams() const { return streams_; }
 
   at::Tensor read(int64_t first, int64_t count);

@@ -30,10 +30,9 @@ class StackCodec : public Codec {
   at::Tensor decode(const at::Tensor& codes) const override {
     return fit::decode_stack(codes, stack_);
   }
-  Evaluation evaluate(const functional::VectorBlocks& vectors,
-                      const std::function<void(int64_t rows)>& progress) const override {
-    auto result = fit::evaluate_stack(vectors, stack_, beam_, progress);
-    return {std::move(result.counts), result.error};
+  fit::Evaluation evaluate(const functional::VectorBlocks& vectors,
+                           const std::function<void(int64_t rows)>& progress) const override {
+    return fit::evaluate_stack(vectors, stack_, beam_, progress);
   }
   void describe(Report& report, bool show_size) const override {
     add_stack(report, stack_, show_size);
@@ -66,10 +65,9 @@ class ScalarLevelsCodec : public Codec {
   at::Tensor decode(const at::Tensor& codes) const override {
     return fit::decode_scalar(codes, codec_);
   }
-  Evaluation evaluate(const functional::VectorBlocks& vectors,
-                      const std::function<void(int64_t rows)>& progress) const override {
-    auto result = fit::evaluate_scalar(vectors, codec_, progress);
-    return {std::move(result.counts), result.error};
+  fit::Evaluation evaluate(const functional::VectorBlocks& vectors,
+                           const std::function<void(int64_t rows)>& progress) const override {
+    return fit::evaluate_scalar(vectors, codec_, progress);
   }
   void describe(Report& report, bool show_size) const override {
     add_scalar(report, codec_, show_size);
@@ -96,10 +94,9 @@ class ProjectedLevelsCodec : public Codec {
   at::Tensor decode(const at::Tensor& codes) const override {
     return fit::decode_projected(codes, codec_);
   }
-  Evaluation evaluate(const functional::VectorBlocks& vectors,
-                      const std::function<void(int64_t rows)>& progress) const override {
-    auto result = fit::evaluate_projected(vectors, codec_, progress);
-    return {std::move(result.counts), result.error};
+  fit::Evaluation evaluate(const functional::VectorBlocks& vectors,
+                           const std::function<void(int64_t rows)>& progress) const override {
+    return fit::evaluate_projected(vectors, codec_, progress);
   }
   void describe(Report& report, bool show_size) const override {
     add_projected(report, codec_, show_size);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torchvq/functional/reconstruction_error.h>
+#include <torchvq/fit/evaluation.h>
 #include <torchvq/functional/vector_blocks.h>
 
 #include <cstdint>
@@ -14,12 +14,6 @@
 #include "report.h"
 
 namespace torchvq::cli {
-
-/// The result of an evaluation.
-struct Evaluation {
-  std::vector<at::Tensor> counts;  // per column (K,); none if there are too many codes to count
-  functional::ReconstructionError error;
-};
 
 class Codec {
  public:
@@ -33,8 +27,8 @@ class Codec {
   /// (N, D), float32, to (N, columns), int64, and back.
   virtual at::Tensor encode(const at::Tensor& block) const = 0;
   virtual at::Tensor decode(const at::Tensor& codes) const = 0;
-  virtual Evaluation evaluate(const functional::VectorBlocks& vectors,
-                              const std::function<void(int64_t rows)>& progress) const = 0;
+  virtual fit::Evaluation evaluate(const functional::VectorBlocks& vectors,
+                                   const std::function<void(int64_t rows)>& progress) const = 0;
 
   /// Reports codes, levels and groups. With `show_size` false, the size of a single codebook is
   /// written only to JSON, for reports that show it with the usage.

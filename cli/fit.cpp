@@ -177,6 +177,9 @@ void add_method_options(CLI::App& command, FitOptions& fit) {
 }  // namespace
 
 std::unique_ptr<FitMethod> fit_method(const FitOptions& options) {
+  TORCH_CHECK_VALUE(options.method == "fsq" || options.quantizer_levels.empty(),
+                    "--quantizer-levels: expected none with --method ", options.method,
+                    ", but got ", at::IntArrayRef(options.quantizer_levels));
   return options.method == "vq" ? fit_codebooks(options) : fit_scalar(options);
 }
 

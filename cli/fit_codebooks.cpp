@@ -153,8 +153,6 @@ class FitCodebooks : public FitMethod {
 
 std::unique_ptr<FitMethod> fit_codebooks(const FitOptions& options) {
   TORCH_CHECK_VALUE(options.codebook_size >= 1, "--codebook-size is required");
-  TORCH_CHECK_VALUE(options.quantizer_levels.empty(),
-                    "--quantizer-levels: expected it with --method fsq alone");
   return std::make_unique<FitCodebooks>(stack_options(options));
 }
 

@@ -14,7 +14,7 @@
 
 namespace torchvq::cli {
 
-/// The user's options; 0 and empty mean not given.
+/// The user's options. Not given: codebook_size 0, iterations -1, quantizer_levels and metric empty.
 struct FitOptions {
   std::string method = "vq";
   int64_t codebook_size = 0;

@@ -36,8 +36,6 @@ std::vector<int64_t> fsq_levels(const FitOptions& given) {
 }
 
 std::vector<int64_t> lfq_levels(const FitOptions& given) {
-  TORCH_CHECK_VALUE(given.quantizer_levels.empty(),
-                    "--quantizer-levels: expected it with --method fsq alone");
   const auto size = static_cast<uint64_t>(given.codebook_size);
   TORCH_CHECK_VALUE(
       given.codebook_size >= 2 && given.codebook_size <= kMostCodes && std::has_single_bit(size),

@@ -144,8 +144,8 @@ void Processes::together(const std::function<void()>& work) const {
   } catch (const c10::DistError&) {
     if (group_->gloo.heard_failure()) throw FailedElsewhere();
     C10_THROW_ERROR(DistError, c10::str("rank ", rank_, " of ", size_,
-                                        ": another process ended without a word, or was longer "
-                                        "than --timeout behind this one"));
+                                        ": expected all processes to answer within --timeout, but "
+                                        "got no answer from one that ended or is too far behind"));
   } catch (...) {
     group_->gloo.tell_failure();
     throw;

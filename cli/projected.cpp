@@ -2,28 +2,14 @@
 
 #include <string>
 
+#include "stack.h"
+
 namespace torchvq::cli {
-namespace {
-
-using nlohmann::ordered_json;
-
-// One number if all columns have it.
-ordered_json projected_sizes(const fit::ProjectedCodec& codec) {
-  auto sizes = ordered_json::array();
-  bool uniform = true;
-  for (int64_t i = 0; i < codec.columns(); ++i) {
-    sizes.push_back(codec.codebook(i).size(0));
-    uniform &= sizes[i] == sizes[0];
-  }
-  return uniform ? sizes[0] : sizes;
-}
-
-}  // namespace
 
 void add_projected(Report& report, const fit::ProjectedCodec& codec, bool show_size) {
   const bool single = codec.columns() == 1;
-  report.add("codebook_size", single && !show_size ? "" : "codebook size", projected_sizes(codec));
-  auto levels = ordered_json::array();
+  report.add("codebook_size", single && !show_size ? "" : "codebook size", sizes_of(codec));
+  auto levels = nlohmann::ordered_json::array();
   for (const auto& stack : codec.stacks) levels.push_back(stack.levels.size());
   report.add("levels", single ? "" : "levels", levels.size() == 1 ? levels[0] : levels);
   report.add("stacks", levels.size() == 1 ? "" : "stacks", levels.size());

@@ -61,7 +61,8 @@ void SignedStore::wait(const std::vector<std::string>& keys,
 }
 
 int64_t SignedStore::add(const std::string& key, int64_t /*value*/) {
-  C10_THROW_ERROR(NotImplementedError, "SignedStore: no sums, but got " + key);
+  C10_THROW_ERROR(NotImplementedError,
+                  "SignedStore: expected no call of add, but got one for " + key);
 }
 
 const std::chrono::milliseconds& SignedStore::getTimeout() const noexcept {

@@ -7,19 +7,7 @@
 namespace torchvq::cli {
 namespace {
 
-using nlohmann::ordered_json;
-
 constexpr int64_t kWidestBeam = 65536;
-
-ordered_json sizes_of(const fit::CodebookStack& stack) {
-  auto sizes = ordered_json::array();
-  bool uniform = true;
-  for (int64_t i = 0; i < stack.columns(); ++i) {
-    sizes.push_back(stack.codebook(i).size(0));
-    uniform &= sizes[i] == sizes[0];
-  }
-  return uniform ? sizes[0] : sizes;
-}
 
 std::string name_of(const fit::CodebookStack& stack, int64_t group, int64_t level) {
   auto name = "level " + std::to_string(level);

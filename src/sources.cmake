@@ -38,8 +38,8 @@ set(TORCHVQ_SOURCES
   distributed/synced_replace_dead_codes_.cpp
   distributed/synced_step_statistics.cpp
   distributed/synced_usage.cpp
-  fit/add_over_group_.cpp
   fit/codebook_stack.cpp
+  fit/evaluate_blocks.cpp
   fit/evaluate_codebook.cpp
   fit/evaluate_stack.cpp
   fit/far_vectors.cpp

@@ -44,7 +44,7 @@ class CoarseToFine(nn.Module):
         return self.decoder(quantized), tokens, loss
 
     def decode(self, tokens: Sequence[Tensor], scales: int) -> Tensor:
-        """Pictures of the first so many scales; the tokens of the others might as well not be there."""
+        """Pictures of the first so many scales; the others count as missing."""
         kept = [
             part if n < scales else part.new_full(part.shape, -1) for n, part in enumerate(tokens)
         ]

@@ -67,7 +67,7 @@ def train(model: Autoencoder, images: Pictures, steps: int) -> list[float]:
 
 @torch.no_grad()
 def judge(model: Autoencoder, images: Pictures) -> dict[str, float]:
-    """How well unseen pictures come back from their tokens, and how many of the codes it takes."""
+    """How well unseen pictures come back from their tokens, and how many of the codes they use."""
     model.eval()
     codes = model.quantizer.codebook_size  # 1024, and 1000 of FSQ
     error, counts = 0.0, torch.zeros(codes, dtype=torch.long)

@@ -1,24 +1,22 @@
 """BinaryMapper: draws bits from logits and returns one-hot codes with a gradient."""
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from torchvq._base.arguments import expect_floating
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.integers import as_int64
-from torchvq._base.layout import check_bool
+from torchvq._base.layout import check_mask
 from torchvq._base.noise import NoisyModule
 from torchvq._base.options import check_options, expect_temperature
-from torchvq._base.ranks import ALONE, Ranks, default_group, distributed_training
+from torchvq._base.ranks import ALONE, Ranks, everybody
 from torchvq.outputs import BinaryMapperOutput, BinaryMapperOutputWithIndices
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _ops = torch.ops.torchvq
 _LOG_2 = math.log(2)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class BinaryMapper(NoisyModule):
@@ -160,30 +158,21 @@ class BinaryMapper(NoisyModule):
 
     def _ranks(self) -> Ranks:
         """Ranks hold different tokens, so they draw different bits."""
-        if not (self.training and distributed_training()):
-            return ALONE
-        return Ranks(default_group(), "BinaryMapper")
+        return everybody("BinaryMapper") if self.training else ALONE
 
     def _check(self, logits: Tensor, mask: Tensor | None) -> None:
-        if not isinstance(logits, Tensor) or not logits.is_floating_point():
-            got = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
+        expect_floating("BinaryMapper", "logits", logits)
+        if logits.dtype not in _DTYPES:
             raise TypeError(
-                f"BinaryMapper: expected logits to be a floating-point tensor, but got {got}"
+                "BinaryMapper: expected logits to be float16, bfloat16, float32 or float64, "
+                f"but got {logits.dtype}"
             )
         if logits.dim() < 1 or logits.shape[-1] != self.bits:
             raise ValueError(
-                f"BinaryMapper: expected logits to have shape (*, {self.bits}), but got {list(logits.shape)}"
+                f"BinaryMapper: expected logits to be of shape (*, {self.bits}), but got {list(logits.shape)}"
             )
         if mask is not None:
-            _check_mask(mask, logits.shape[:-1])
-
-
-def _check_mask(mask: Tensor, shape: "Sequence[int]") -> None:
-    check_bool("BinaryMapper", mask)
-    if mask.shape != torch.Size(shape):
-        raise ValueError(
-            f"BinaryMapper: expected mask to have shape {list(shape)}, but got {list(mask.shape)}"
-        )
+            check_mask("BinaryMapper", mask, logits.shape[:-1])
 
 
 def _loss_dtype(logits: Tensor) -> torch.dtype:

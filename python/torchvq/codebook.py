@@ -16,10 +16,11 @@ from torchvq._base.options import keep_values
 from torchvq._base.own_handle import OwnHandle
 from torchvq._base.random_state import DrawsBesideState, fresh_rng
 from torchvq._base.ranks import ALONE, Ranks
+from torchvq._base.readable import is_known_flag, is_readable_after_wait, shared_flag, version_of
 from torchvq._base.replay import Replayed
 from torchvq._base.sharded import keep_in_shards
 from torchvq._base.signature import signature_of
-from torchvq._base.transforms import has_values, is_known, is_mapped, shared_flag, version_of
+from torchvq._base.torch_private import is_mapped
 from torchvq._base.wide_buffers import HALF, wide_dtype
 
 if TYPE_CHECKING:
@@ -182,9 +183,9 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
     def initialised(self) -> bool:
         """Whether the codes are set: False only between construction with k-means and the first training step.
 
-        Set ``initted`` to False to repeat k-means: in place (``initted.fill_(False)``), or by assigning a tensor. Only
-        an assignment is seen on a GPU with a process group, and only a write outside compiled code, which sees it once
-        this property has been read outside; writes through ``initted.data`` are not seen.
+        Set ``initted`` to False to repeat k-means: in place (``initted.fill_(False)``), or by assigning a tensor. On a
+        GPU with a process group only an assignment is noticed, because reading the flag would wait. Compiled code
+        notices either only after this property was read outside it. Writes through ``initted.data`` are never noticed.
         """
         if torch.compiler.is_compiling():
             # Compiled code cannot read the flag, and is guarded by the value that is known.
@@ -193,7 +194,7 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
         flag: Any = self._buffers["initted"]
         if is_mapped(flag):
             return shared_flag(flag)
-        if not is_known(flag, self._initialised_flag) and has_values(flag):
+        if not is_known_flag(flag, self._initialised_flag) and is_readable_after_wait(flag):
             self._initialised = bool(flag)
             # No step resets it, so True needs no further read of the tensor, for which a GPU would have to wait.
             self._initialised_flag = (flag, version_of(flag)) if self._initialised else None
@@ -247,7 +248,7 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
         if "embed" in self._parameters:
             keep_in_shards(self)
 
-    def replicas(self, affine: bool) -> dict[str, Tensor]:
+    def replicated_state(self, affine: bool) -> dict[str, Tensor]:
         """State that ranks share, by name, with the statistics of the affine map if ``affine``."""
         names = ["initted", "cluster_size", "embed_avg", "cooldown", "embed", "rng"]
         if affine and self.affine_param:
@@ -296,11 +297,11 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
             iterations=self.kmeans_iters,
             metric=self.metric,
             vqp_compat=self.vqp_compat,
-            **(ranks if together else ALONE).named(),
+            **(ranks if together else ALONE).options(),
         )
         if not together and not ranks.alone:
             # Otherwise each rank would begin with its own codes; all ranks take those of rank 0.
-            _ops.broadcast_state_(state, **ranks.named())
+            _ops.broadcast_state_(state, **ranks.options())
         self.store_embed(embed)
         if torch.compiler.is_compiling():
             # Compiled code cannot check for a real token: without any the codes stay as they were built, and begin.
@@ -336,10 +337,11 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
             return None
         tokens = dict(rng=[self.step_rng], x=[self.raw_inputs(x)], indices=[indices])
         tokens["mask"] = [] if mask is None else [mask]
+        options = tokens | self.statistics_options(ranks)
         counts: Tensor | None = None
         statistics: Sequence[Tensor] = []
         if self.learns_apart(accumulate, weight):
-            found = _ops.collect_statistics(self.state(), **tokens, **self.collecting(ranks))
+            found = _ops.collect_statistics(self.state(), **options)
             counts, sums, exponents = (of_all[0] for of_all in found)
             statistics = self._with_pending((counts, sums, exponents))
             if accumulate:
@@ -347,16 +349,17 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
                 return counts
         learnt = _ops.learn_codebooks_(
             self.state(),
-            **tokens,
             statistics=statistics,
-            **self.collecting(ranks),
-            **self.learning(ema_update, weight, statistics, accumulate, self.training),
+            **options,
+            **self.learning_options(
+                ema_update, weight, statistics, accumulate=accumulate, replaces=self.training
+            ),
         )
         self.keep_in_shards()
         return learnt[0] if counts is None else counts
 
     @property
-    def rules(self) -> tuple[object, ...]:
+    def learning_rules(self) -> tuple[object, ...]:
         """The options that codebooks must have in common to learn by one call."""
         thresholds = self.threshold_ema_dead_code, self.dead_code_threshold_fraction
         learning = self.decay, self.eps, self.manual_ema_update, self.reset_cluster_size
@@ -373,19 +376,20 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
         state = [self.settled_embed(), *(own[name] for name in _AVERAGES)]
         return state + self.kept_on(state[1].device) if self._kept else state
 
-    def collecting(self, ranks: Ranks) -> dict[str, Any]:
+    def statistics_options(self, ranks: Ranks) -> dict[str, Any]:
         """The arguments of operators that collect statistics."""
         arguments = dict(eps=self.eps, metric=self.metric)
         if not ranks.alone:
-            arguments |= ranks.named()
+            arguments |= ranks.options()
             arguments |= dict(reduction=ranks.reduction, signature=self.signature)
         return arguments
 
-    def learning(
+    def learning_options(
         self,
         ema_update: bool,
         weight: EmaWeight | None = None,
         statistics: Sequence[Tensor] = (),
+        *,
         accumulate: bool = False,
         replaces: bool = True,
     ) -> dict[str, Any]:
@@ -410,8 +414,8 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
         """Whether Python code runs between the statistics of a step and the update."""
         return not self.keeps_statistics and (accumulate or callable(weight) or self.has_pending)
 
-    def forget_step(self, pending: Statistics | None) -> None:
-        """After the state was set back: earlier statistics wait again, and the flag is read anew."""
+    def after_undo(self, pending: Statistics | None) -> None:
+        """To be called after the state was restored: as before the step, ``pending`` waits; the flag is read again."""
         self._pending = pending
         self._initialised_flag = None
         self.keep_in_shards()
@@ -426,7 +430,7 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
             metric=self.metric,
             vqp_compat=self.vqp_compat,
             **self._thresholds(),
-            **ranks.named(),
+            **ranks.options(),
         )
         self.keep_in_shards()
 

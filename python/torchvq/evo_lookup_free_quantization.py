@@ -167,7 +167,7 @@ class EvoLFQ(RandomState):
     ) -> Tensor:
         """Fair random bits (P, *shape); shape ends with the C * D features, which it is by default."""
         features = self.lfq.num_codebooks * self.lfq.codebook_dim
-        rows = self.pop_size if pop_size is None else integer("EvoLFQ", "pop_size", pop_size)
+        rows = self._population_size(pop_size)
         size = (rows, *(integer("EvoLFQ", "shape", axis) for axis in shape or (features,)))
         bits = self._drawn(_ops.random_bits(self.rng, size, is_sign=is_sign))
         return bits if device is None else bits.to(device)
@@ -180,7 +180,7 @@ class EvoLFQ(RandomState):
         is_sign: bool = False,
     ) -> Tensor:
         """(P, *, C * D): the bits of the first P items of the batch, or of all, repeated; mutated."""
-        size = self.pop_size if pop_size is None else integer("EvoLFQ", "pop_size", pop_size)
+        size = self._population_size(pop_size)
         rate = self._option("mutation_rate", mutation_rate)
         bits = self.encode(x, return_signs=is_sign)
         return self._drawn(_ops.grow_population(bits, self.rng, size, rate, is_sign=is_sign))
@@ -272,11 +272,12 @@ class EvoLFQ(RandomState):
             return_best_decoded: decode the fittest candidate in each generation.
             **step_kwargs: further arguments of ``step``.
         """
+        rounds = self._option("generations", generations)
         if pop_bits is None:
-            expect("EvoLFQ", shape is not None, "shape", "given without pop_bits", shape)
+            expect("EvoLFQ", shape is not None, "shape", "given if pop_bits is None", shape)
             pop_bits = self.init_random_population(pop_size, shape, is_sign=is_sign)
         best_gene, best_fitness = pop_bits[0], -float("inf")
-        for _ in range(self.generations if generations is None else generations):
+        for _ in range(rounds):
             following, fitnesses = self.step(pop_bits, fitness_fn, is_sign=is_sign, **step_kwargs)
             fittest = int(_ops.fittest_first(fitnesses)[0])
             # NaN compares as not above.
@@ -296,8 +297,11 @@ class EvoLFQ(RandomState):
         fitnesses = torch.as_tensor(
             scores, device=None if isinstance(scores, Tensor) else bits.device
         )
-        shape = list(fitnesses.shape)
-        expect("EvoLFQ", shape == [len(bits)], "fitness_fn", f"of shape [{len(bits)}]", shape)
+        if fitnesses.shape != bits.shape[:1]:
+            raise ValueError(
+                f"EvoLFQ: expected fitness_fn to return fitnesses of shape [{len(bits)}], "
+                f"but got shape {list(fitnesses.shape)}"
+            )
         return fitnesses
 
     def _option(self, name: str, value: Any) -> Any:
@@ -308,6 +312,14 @@ class EvoLFQ(RandomState):
         given = {"codebook_size": self.lfq.codebook_size, "pop_size": 2**62, name: value}
         check_options("EvoLFQ", given)
         return value
+
+    def _population_size(self, given: int | None) -> int:
+        """The candidates of a population, by the option or by a call."""
+        if given is None:
+            return self.pop_size
+        size = integer("EvoLFQ", "pop_size", given)
+        expect("EvoLFQ", size >= 1, "pop_size", "at least 1", size)
+        return size
 
     def _drawn(self, result: Tensor) -> Tensor:
         """Counts a draw."""

@@ -6,7 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchvq._base.compat import as_returned, vqp_compat_of
 from torchvq._base.constants import materialise_constants
@@ -15,7 +15,13 @@ from torchvq._base.layout import Layout
 from torchvq._base.noise import NoisyModule
 from torchvq._base.options import check_options, expect
 from torchvq._base.own_handle import OwnHandle
-from torchvq._base.projection import project, project_codes, projects_nothing
+from torchvq._base.projection import (
+    decoding_dtype,
+    make_projections,
+    project,
+    project_codes,
+    projects_nothing,
+)
 from torchvq._base.ranks import (
     ALONE,
     Ranks,
@@ -154,22 +160,16 @@ class FSP(OwnHandle, NoisyModule):
         self.sync_statistics = (
             False if sync_statistics is None and self.vqp_compat else sync_statistics
         )
-        self.process_group = group_name(process_group)
+        self.process_group = group_name("FSP", process_group)
         self.has_projections = self.dim != self.codebook_dim
-        self.project_in: nn.Module = nn.Identity()
-        self.project_out: nn.Module = nn.Identity()
-        if self.has_projections:
-            self.project_in = nn.Linear(self.dim, self.codebook_dim, bias=projection_has_bias)
-            self.project_out = nn.Linear(self.codebook_dim, self.dim, bias=projection_has_bias)
+        self.project_in, self.project_out = make_projections(
+            self.dim, self.codebook_dim, bias=projection_has_bias
+        )
         self._gathered: StepRecords[Tensor] = StepRecords()
         # Without elements. Compilers keep an operator without results only if it writes to the module's state.
         self.keep_constant("handshakes", torch.empty(0, dtype=torch.long, device="cpu"))
         self.register_load_state_dict_post_hook(materialise_constants)  # type: ignore[no-untyped-call]
         self.handle = _ops.new_handle()
-        self.signature = (
-            f"FSP of levels {self.levels}, {act_name}, inverse {need_inv_act}, rate {quantize_rate}, "
-            f"norm {vector_norm}"
-        )
 
     def extra_repr(self) -> str:
         """The options, for ``print``."""
@@ -177,6 +177,14 @@ class FSP(OwnHandle, NoisyModule):
             f"levels={self.levels}, dim={self.dim}, act_name={self.act_name!r}, "
             f"need_inv_act={self.need_inv_act}, quantize_rate={self.quantize_rate}, "
             f"vector_norm={self.vector_norm!r}"
+        )
+
+    @property
+    def signature(self) -> str:
+        """The options in which all ranks must agree, as text; they may change while the module trains."""
+        return (
+            f"FSP of levels {self.levels}, {self.act_name}, inverse {self.need_inv_act}, "
+            f"rate {self.quantize_rate}, norm {self.vector_norm}"
         )
 
     def forward(
@@ -210,9 +218,7 @@ class FSP(OwnHandle, NoisyModule):
         # Before the generator advances.
         if eps is not None and not torch.compiler.is_compiling():
             expect("FSP", 0 < eps < 0.5, "eps", "in (0, 1/2)", eps)
-        tokens = layout.pack(z)
-        if token_mask is not None:
-            tokens = _ops.fill_masked(tokens, token_mask)
+        tokens = layout.pack(z, token_mask)
         projects = not projects_nothing(self.project_in, self.project_out)
         latents = project(self.project_in, tokens) if projects else tokens
         ranks = self._ranks()
@@ -293,17 +299,15 @@ class FSP(OwnHandle, NoisyModule):
         IndexError for an index outside of [-1, K).
         """
         indices = as_int64("FSP", indices)
-        wide = any(parameter.dtype == torch.float64 for parameter in self.parameters())
         codes = _ops.scalar_centroids(
             indices,
             self.levels,
             cdf=self.act_name,
             form=self._form,
             eps=eps,
-            dtype=torch.float64 if wide else torch.float32,
+            dtype=decoding_dtype(self.project_in, self.project_out),
         )
-        codes = project_codes(self.project_out, codes, indices)
-        return codes.movedim(-1, 1) if self.channel_first and indices.dim() > 0 else codes
+        return self._layout.place_features(project_codes(self.project_out, codes, indices))
 
     # Stages of forward -------------------------------------------------------------------------------------------
 
@@ -332,15 +336,15 @@ class FSP(OwnHandle, NoisyModule):
         written = self._buffers.get("handshakes")
         if written is not None:  # modules of older files have none
             state.append(written)
-        _ops.handshake_(state, handle=self.handle, signature=self.signature, **ranks.named())
+        _ops.handshake_(state, handle=self.handle, signature=self.signature, **ranks.options())
 
     def _shared(self, latents: Tensor, moments: Tensor, ranks: Ranks) -> Tensor:
         """The moments of all ranks; the recomputation of a checkpointed step communicates nothing."""
         gathered = self._gathered.take()
         if gathered is None:
-            gathered = _ops.gather_moments(moments.detach(), **ranks.named())
+            gathered = _ops.gather_moments(moments.detach(), **ranks.options())
             self._gathered.keep(gathered)
-        return _ops.attach_moments(gathered, moments, **ranks.named())
+        return _ops.attach_moments(gathered, moments, **ranks.options())
 
     def _ranks(self) -> Ranks:
         if not self.training or self.sync_statistics is False or not distributed_training():
@@ -354,7 +358,7 @@ class FSP(OwnHandle, NoisyModule):
 
     @property
     def _layout(self) -> Layout:
-        return Layout(self.dim, 1, False, self.channel_first, None, "FSP")
+        return Layout(self.dim, self.channel_first, "FSP")
 
 
 def _only(output: FSPOutput) -> FSPOutput:

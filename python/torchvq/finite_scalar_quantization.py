@@ -15,7 +15,7 @@ from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect
 from torchvq._base.projection import (
-    is_wide,
+    decoding_dtype,
     make_projections,
     project,
     project_codes,
@@ -24,7 +24,7 @@ from torchvq._base.projection import (
 from torchvq._base.random_state import RandomState
 from torchvq._base.ranks import everybody, noise_rng
 from torchvq._base.replaced import is_replaced, methods_of
-from torchvq._base.wide_buffers import HALF, wide_default
+from torchvq._base.wide_buffers import wide_default, widened
 from torchvq.outputs import ScalarOutput
 
 _ops = torch.ops.torchvq
@@ -176,11 +176,7 @@ class FSQ(RandomState):
         self, z: Tensor, mask: Tensor | None, layout: Layout
     ) -> tuple[Tensor, Tensor]:
         """The output and the indices where something is called before or after the levels."""
-        tokens = layout.pack(z)
-        if mask is not None:
-            # Padding may hold anything, NaN included; zeros keep it out of every gradient.
-            tokens = _ops.fill_masked(tokens, mask)
-        projected = project(self.project_in, tokens)
+        projected = project(self.project_in, layout.pack(z, mask))
         with self._noise_of() as rng:
             codes, indices = self.quantize_tokens(projected, mask=mask, rng=rng)
         quantized = project(self.project_out, codes).to(z.dtype)
@@ -196,7 +192,7 @@ class FSQ(RandomState):
             return nullcontext()
         condition = "given to the constructor, which makes the generator of the noise"
         expect("FSQ", "rng" in self._buffers, "noise_dropout", condition, "set on the module")
-        return self.step_of()
+        return self.drawing()
 
     def quantize_tokens(
         self,
@@ -226,8 +222,7 @@ class FSQ(RandomState):
         noisy = rng is not None and not is_replaced(self, {"quantize": STEPS["quantize"]})
         condition = "0 where the bound is replaced (replace quantize, which adds the noise)"
         expect("FSQ", not noisy, "noise_dropout", condition, self.noise_dropout)
-        rows = tokens.float() if tokens.dtype in HALF else tokens
-        rows = rows.reshape(*rows.shape[:-1], self.num_codebooks, self.codebook_dim)
+        rows = widened(tokens).reshape(*tokens.shape[:-1], self.num_codebooks, self.codebook_dim)
         rows = rows if scale is None else rows / scale
         rotation = None if self._rotation is None else self._rotation.to(rows.dtype)
         codes = self.quantize(rows if rotation is None else rows @ rotation)
@@ -259,7 +254,7 @@ class FSQ(RandomState):
     def _layout_of(self, axes: int) -> Layout:
         """The layout of inputs with this number of axes."""
         first = self.channel_first or (axes >= 4 and not self._layout_is_said)
-        return Layout(self.dim, 1, False, first, None, owner="FSQ")
+        return Layout(self.dim, first, "FSQ")
 
     @property
     def bound_name(self) -> str:
@@ -334,9 +329,7 @@ class FSQ(RandomState):
         )
         codes = self.decode_tokens(stacked)
         output = project_codes(self.project_out, codes, stacked)
-        # (B, dim) has no position axis to move.
-        layout = self._layout_of(output.dim())
-        return layout.place_features(output) if output.dim() > 2 else output
+        return self._layout_of(output.dim()).place_features(output)
 
     def decode_tokens(self, indices: Tensor, *, scale: Tensor | None = None) -> Tensor:
         """Codes (*, C * D) of indices (*, C), before ``project_out``; ``scale`` as in ``quantize_tokens``."""
@@ -352,8 +345,7 @@ class FSQ(RandomState):
         # Stacks ask once a level, and a walk over all modules takes longer than the decoding of few tokens.
         state = self._buffers.values()
         wide = any(own is not None and own.dtype == torch.float64 for own in state)
-        wide = wide or is_wide(self.project_in) or is_wide(self.project_out)
-        return torch.float64 if wide else torch.float32
+        return torch.float64 if wide else decoding_dtype(self.project_in, self.project_out)
 
     @property
     def implicit_codebook(self) -> Tensor:

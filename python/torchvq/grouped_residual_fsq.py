@@ -1,7 +1,5 @@
 """GroupedResidualFSQ: a residual stack of finite scalar quantizers for each group of features."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -31,14 +29,7 @@ class GroupedResidualFSQ(GroupedStack[ResidualFSQ]):
         (torch.Size([1, 1024, 256]), torch.Size([2, 1, 1024, 6]))
     """
 
-    def __init__(
-        self, *, dim: int, groups: int = 1, accept_image_fmap: bool = False, **kwargs: Any
-    ) -> None:
-        super().__init__("GroupedResidualFSQ", dim, groups, accept_image_fmap, kwargs)
-        if accept_image_fmap:
-            kwargs["is_channel_first"] = True
-        self.rvqs.extend(ResidualFSQ(dim=dim // groups, **kwargs) for _ in range(groups))
-        self.codebook_size = self.stacks[0].codebook_size
+    stack_class = ResidualFSQ
 
     def forward(
         self,
@@ -68,8 +59,3 @@ class GroupedResidualFSQ(GroupedStack[ResidualFSQ]):
         if return_all_codes:
             return ScalarOutputWithCodes(quantized, torch.stack(shaped), codes)
         return ScalarOutput(quantized, torch.stack(shaped))
-
-    @property
-    def codebooks(self) -> Tensor:
-        """All codes of each group and level before its scale, (G, Q, codebook_size, D), computed at each use."""
-        return torch.stack([stack.codebooks for stack in self.stacks])

@@ -1,7 +1,5 @@
 """GroupedResidualLFQ: a ResidualLFQ for each group of features."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -28,14 +26,7 @@ class GroupedResidualLFQ(GroupedStack[ResidualLFQ]):
         (torch.Size([1, 1024, 256]), torch.Size([2, 1, 1024, 8]), torch.Size([2, 8]))
     """
 
-    def __init__(
-        self, *, dim: int, groups: int = 1, accept_image_fmap: bool = False, **kwargs: Any
-    ) -> None:
-        super().__init__("GroupedResidualLFQ", dim, groups, accept_image_fmap, kwargs)
-        if accept_image_fmap:
-            kwargs["is_channel_first"] = True
-        self.rvqs.extend(ResidualLFQ(dim=dim // groups, **kwargs) for _ in range(groups))
-        self.codebook_size = self.stacks[0].codebook_size
+    stack_class = ResidualLFQ
 
     def forward(
         self,
@@ -61,8 +52,3 @@ class GroupedResidualLFQ(GroupedStack[ResidualLFQ]):
         if return_all_codes:
             return ResidualOutputWithCodes(quantized, indices, losses, codes)
         return ResidualOutput(quantized, indices, losses)
-
-    @property
-    def codebooks(self) -> Tensor:
-        """All codes of each group and level, (G, Q, codebook_size, D), computed at each use."""
-        return torch.stack([stack.codebooks for stack in self.stacks])

@@ -5,19 +5,18 @@ from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchvq._base import joined as _joined
-from torchvq._base.contained import contained
-from torchvq._base.options import check_options
 from torchvq._codebook.stats import CodebookStats, read_stats
-from torchvq._residual.calls import groups_of, targets_of
+from torchvq._residual.calls import siblings_of, targets_of
+from torchvq._residual.grouped_stack import Groups
 from torchvq._residual.results import finish
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
 from torchvq.residual_vq import ResidualVQ
 
 
-class GroupedResidualVQ(nn.Module):
+class GroupedResidualVQ(Groups[ResidualVQ]):
     """Splits the features into groups and gives each its own ``ResidualVQ`` (HiFi-Codec, arXiv:2305.02765).
 
     Shapes: as ``ResidualVQ``, and ``G`` = ``groups``.
@@ -41,13 +40,8 @@ class GroupedResidualVQ(nn.Module):
     def __init__(
         self, *, dim: int, groups: int = 1, accept_image_fmap: bool = False, **kwargs: Any
     ) -> None:
-        super().__init__()
-        own: dict[str, Any] = dict(dim=dim, groups=groups, accept_image_fmap=accept_image_fmap)
-        check_options("GroupedResidualVQ", own | kwargs)
-        self.dim = dim
-        self.groups = groups
-        self.accept_image_fmap = accept_image_fmap
-        self.rvqs = nn.ModuleList(
+        super().__init__("GroupedResidualVQ", dim, groups, accept_image_fmap, kwargs)
+        self.rvqs.extend(
             ResidualVQ(dim=dim // groups, accept_image_fmap=accept_image_fmap, **kwargs)
             for _ in range(groups)
         )
@@ -77,13 +71,14 @@ class GroupedResidualVQ(nn.Module):
             ValueError: wrong shapes or conflicting arguments. TypeError: wrong dtypes. IndexError: a target out of
                 range.
         """
-        self._check(x)
+        self.check_input(x)
         targets = [None] * self.groups if indices is None else self._split_indices(indices)
         parts = x.chunk(self.groups, self.split_dim)
         if indices is not None:
             for rvq, part, target in zip(self.stacks, parts, targets, strict=True):
                 # All groups before the first one learns.
                 targets_of(rvq, part, target, sample_codebook_temp)
+        siblings = siblings_of(self.stacks)
         depth = None
         started = []
         with ExitStack() as steps:
@@ -99,7 +94,7 @@ class GroupedResidualVQ(nn.Module):
                     beam_size=beam_size,
                     seed=rand_quantize_dropout_fixed_seed,
                     depth=depth,
-                    together=True,
+                    siblings=siblings,
                 )
                 depth = own.request.depth
                 started.append(own)
@@ -112,23 +107,6 @@ class GroupedResidualVQ(nn.Module):
         if return_all_codes:
             return ResidualOutputWithCodes(joined, chosen, loss, others[2])
         return ResidualOutput(joined, chosen, loss)
-
-    @property
-    def stacks(self) -> list[ResidualVQ]:
-        """``rvqs``, with their type."""
-        return contained(self, "rvqs")
-
-    @property
-    def split_dim(self) -> int:
-        """The axis of the features in the input."""
-        return 1 if self.stacks[0].layout.channel_first else -1
-
-    def _check(self, x: Tensor) -> None:
-        layout = self.stacks[0].layout
-        layout._replace(dim=self.dim, owner=type(self).__name__).check_input(x)
-
-    def _split_indices(self, indices: Tensor | Sequence[Tensor]) -> list[Tensor]:
-        return groups_of("GroupedResidualVQ", indices, self.groups)
 
     def stats(self, synced: bool = False) -> tuple[tuple[CodebookStats, ...], ...]:
         """The use of the codes of each group and level; see ``VectorQuantize.stats``.
@@ -148,17 +126,3 @@ class GroupedResidualVQ(nn.Module):
         if self.stacks[0].uniform_codebook_size:
             return _joined.stack(cast(tuple[Tensor, ...], codes))
         return cast(tuple[tuple[Tensor, ...], ...], codes)
-
-    def get_codes_from_indices(self, indices: Tensor | Sequence[Tensor]) -> Tensor:
-        """Codes of indices (G, B, *, q), or one tensor for each group: (G, Q, B, *, D).
-
-        See ``ResidualVQ.get_codes_from_indices``.
-        """
-        parts = zip(self.stacks, self._split_indices(indices), strict=True)
-        return _joined.stack([rvq.get_codes_from_indices(part) for rvq, part in parts])
-
-    def get_output_from_indices(self, indices: Tensor | Sequence[Tensor]) -> Tensor:
-        """The output of ``forward`` in evaluation for indices (G, B, *, q), or one tensor for each group."""
-        parts = zip(self.stacks, self._split_indices(indices), strict=True)
-        outputs = [rvq.get_output_from_indices(part) for rvq, part in parts]
-        return _joined.cat(outputs, self.split_dim if outputs[0].dim() > 2 else -1)

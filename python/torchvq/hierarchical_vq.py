@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -12,14 +12,15 @@ from torchvq._base.checkpointing import is_checkpointed
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.contained import contained
 from torchvq._base.joined import without_autocast
-from torchvq._base.layout import Layout
+from torchvq._base.layout import Layout, check_mask
 from torchvq._base.options import check_options
 from torchvq._base.ranks import group_of, ranks_of
-from torchvq._base.transforms import reads_at_once
-from torchvq._base.wide_buffers import HALF, WideBuffers
+from torchvq._base.readable import is_readable
+from torchvq._base.wide_buffers import WideBuffers, widened
 from torchvq._codebook.learning import synced_level
 from torchvq._codebook.messages import agree_in_stack
 from torchvq._codebook.stats import CodebookStats, stats_of
+from torchvq._codebook.undo import undo_of
 from torchvq._hierarchical import calls as _calls
 from torchvq._hierarchical import scales as _scales
 from torchvq._hierarchical.phi import Phi
@@ -244,7 +245,7 @@ class HierarchicalVQ(WideBuffers):
         with ExitStack() as steps:
             if self.training and is_checkpointed():
                 for codebook in self._codebooks():
-                    steps.enter_context(codebook.step_of())
+                    steps.enter_context(codebook.recorded_step())
             # Decoding may happen outside autocast.
             with without_autocast(x):
                 request = _scales.ScaleRequest(
@@ -269,7 +270,7 @@ class HierarchicalVQ(WideBuffers):
 
     @property
     def _layout(self) -> Layout:
-        return Layout(self.dim, 1, False, self.channel_first, None, "HierarchicalVQ")
+        return Layout(self.dim, self.channel_first, "HierarchicalVQ")
 
     def _check(self, x: Tensor) -> None:
         self._layout.check_input(x)
@@ -286,11 +287,7 @@ class HierarchicalVQ(WideBuffers):
     def _maps(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """(B, D, *S), float32 or float64, zeros for padding."""
         layout = self._layout
-        tokens = layout.pack(x)
-        if mask is not None:
-            # Padding may hold anything, including NaN; zeros keep it out of every gradient.
-            tokens = _ops.fill_masked(tokens, mask)
-        wide = tokens.float() if tokens.dtype in HALF else tokens
+        wide = widened(layout.pack(x, mask))
         return wide.transpose(1, 2).reshape(x.shape[0], self.dim, *layout.positions(x))
 
     def _map_mask(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
@@ -313,7 +310,7 @@ class HierarchicalVQ(WideBuffers):
             # Before the depth is drawn, so that ranks draw the same depth.
             text = _scales.options_text(self, request)
             agree_in_stack(
-                self.levels[0],
+                self.levels,
                 codebooks,
                 request.ranks,
                 text,
@@ -322,7 +319,9 @@ class HierarchicalVQ(WideBuffers):
             )
         depth = self._depth()
         request = request._replace(depth=depth)
-        done = _scales.walk(self, maps, request)
+        undo = undo_of(codebooks) if self.training else None
+        with undo or nullcontext():
+            done = _scales.walk(self, maps, request)
         if self.training:
             _scales.finish_scales(self, done, request)
         return done, depth
@@ -337,7 +336,7 @@ class HierarchicalVQ(WideBuffers):
             self.nested_dropout,
             self.nested_dropout_min_levels,
         )
-        return depth if torch.compiler.is_compiling() or not reads_at_once(depth) else int(depth)
+        return depth if torch.compiler.is_compiling() or not is_readable(depth) else int(depth)
 
     def _cutoff(self, depth: int | Tensor) -> int | Tensor | None:
         if isinstance(depth, Tensor):
@@ -441,7 +440,7 @@ class HierarchicalVQ(WideBuffers):
         sizes = self.level_shapes[-1] if full_shape is None else full_shape
         full = _calls.positions_of(sizes, self.spatial_dims)
         if mask is not None:
-            _calls.check_mask(mask, [indices[0].shape[0], *full])
+            check_mask("HierarchicalVQ", mask, (indices[0].shape[0], *full))
         total: Tensor | None = None
         for index, found in enumerate(indices):
             decoded = self._decode_scale(index, found, full)
@@ -453,8 +452,7 @@ class HierarchicalVQ(WideBuffers):
 
     def _decode_scale(self, index: int, found: Tensor, full: Sequence[int]) -> Tensor:
         codes = _ops.lookup_codes(self.levels[index]._codebook.codes(), found.reshape(1, -1))
-        wide = codes.float() if codes.dtype in HALF else codes
-        tokens = wide.view(found.shape[0], math.prod(found.shape[1:]), self.dim)
+        tokens = widened(codes).view(found.shape[0], math.prod(found.shape[1:]), self.dim)
         decoded: Tensor = self.choose_phi(index)(tokens, self.level_shapes[index], full)
         absent = (found < 0).flatten(1).all(1)
         return decoded.masked_fill(absent.view(-1, *[1] * (self.spatial_dims + 1)), 0)

@@ -16,13 +16,7 @@ from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect
 from torchvq._base.own_handle import OwnHandle
 from torchvq._base.projection import make_projections, project, project_codes, projects_nothing
-from torchvq._base.ranks import (
-    ALONE,
-    Ranks,
-    default_group,
-    distributed_training,
-    tokens_text,
-)
+from torchvq._base.ranks import Ranks, everybody, tokens_text
 from torchvq._base.replaced import methods_of, warn_of_replaced
 from torchvq._base.replay import StepRecords
 from torchvq._base.torch_private import outside_graphs
@@ -184,9 +178,7 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
         layout = self._layout
         layout.check_input(z)
         token_mask = layout.token_mask(z, mask, None)
-        tokens = layout.pack(z)
-        if token_mask is not None:
-            tokens = _ops.fill_masked(tokens, token_mask)
+        tokens = layout.pack(z, token_mask)
         projects = not projects_nothing(self.project_in, self.project_out)
         latents = self._split(project(self.project_in, tokens) if projects else tokens)
         learns = self.training and not self.vqp_compat
@@ -258,7 +250,7 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
         codes = _ops.latent_decode(indices, list(self.values_per_latent)).flatten(-2)
         if project_out:
             codes = project_codes(self.project_out, codes, indices)
-        return codes.movedim(-1, 1) if self.channel_first else codes
+        return self._layout.place_features(codes)
 
     def commitment_loss(self, z: Tensor, zhat: Tensor, reduce: str = "mean") -> Tensor:
         """Mean of (z - zhat)^2, which pulls z: zhat is a constant. ``reduce``: mean, sum or none."""
@@ -307,7 +299,7 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
         return stepped
 
     def _step_in_place(self, latents: Tensor, values: list[Tensor], mask: Tensor | None) -> None:
-        ranks = self._ranks()
+        ranks = everybody(f"LatentQuantize(dim={self.dim}, codebook_size={self.codebook_size})")
         self._handshake(latents, ranks)
         before = gradients_of(self.values_per_latent)
         with own_backward():
@@ -326,19 +318,13 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
         values = [own.detach() for own in self.values_per_latent]
         optimizer = optimizer_text(self)
         signature = f"{tokens_text(latents.dtype)}; LatentQuantize of levels {self.levels}, own optimizer {optimizer}"
-        _ops.handshake_(values, handle=self.handle, signature=signature, **ranks.named())
-
-    def _ranks(self) -> Ranks:
-        if not distributed_training():
-            return ALONE
-        label = f"LatentQuantize(dim={self.dim}, codebook_size={self.codebook_size})"
-        return Ranks(default_group(), label)
+        _ops.handshake_(values, handle=self.handle, signature=signature, **ranks.options())
 
     # Layout ----------------------------------------------------------------------------------------------------
 
     @property
     def _layout(self) -> Layout:
-        return Layout(self.dim, 1, False, self.channel_first, None, "LatentQuantize")
+        return Layout(self.dim, self.channel_first, "LatentQuantize")
 
     def _split(self, tokens: Tensor) -> Tensor:
         """(B, N, C * D) to (B, N, C, D); of one codebook as they are."""

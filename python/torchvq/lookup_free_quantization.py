@@ -15,10 +15,16 @@ from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect, keep_values
 from torchvq._base.own_handle import OwnHandle
-from torchvq._base.projection import project, project_codes, projects_nothing, weight_of
+from torchvq._base.projection import (
+    decoding_dtype,
+    project,
+    project_codes,
+    projected_tokens,
+    projects_nothing,
+)
 from torchvq._base.random_state import RandomState
-from torchvq._base.ranks import group_name
-from torchvq._base.wide_buffers import HALF, wide_default
+from torchvq._base.ranks import group_name, ranks_of
+from torchvq._base.wide_buffers import wide_default
 from torchvq._scalar import lookup_free as _lookup_free
 from torchvq._scalar.lookup_free import Found, Request
 from torchvq.outputs import LookupFreeLossBreakdown, LookupFreeOutput
@@ -187,7 +193,7 @@ class LFQ(OwnHandle, RandomState):
             orthogonal_rotation=orthogonal_rotation,
             vqp_compat=vqp_compat,
             sync_codebook=False if vqp_compat else sync_codebook,
-            process_group=group_name(process_group),
+            process_group=group_name("LFQ", process_group),
         )
         self.activation = (
             nn.Identity() if straight_through_activation is None else straight_through_activation
@@ -266,9 +272,8 @@ class LFQ(OwnHandle, RandomState):
         Returns:
             ``(quantized, indices, entropy_aux_loss)``, named. quantized has layout and dtype of x, indices are int64
             (B, *), with codebook axis (B, *, C). The gradient of quantized to the latents is that of the activation,
-            identity by default, in training; none in evaluation. No tokens, or all masked: loss 0
-            (with softplus, its value at 0). A token with NaN
-            or infinity gives NaN and index 0. A feature of 0 is an unset bit.
+            identity by default, in training; none in evaluation. No tokens, or all masked: loss 0 (with softplus, its
+            value at 0). A token with NaN or infinity gives NaN and index 0. A feature of 0 is an unset bit.
 
         Raises:
             ValueError: wrong shapes. TypeError: wrong dtypes.
@@ -276,10 +281,10 @@ class LFQ(OwnHandle, RandomState):
         layout = self._layout(x)
         layout.check_input(x)
         token_mask = layout.mask_of_items(x, mask)
-        ranks = _lookup_free.ranks_of(self)
+        ranks = ranks_of(self, "LFQ")
         # A recomputation needs to know of draws, and of what ranks have added up.
         records = self.training and ("rng" in self._buffers or not ranks.alone)
-        with self.step_of() if records else nullcontext() as rng:
+        with self.drawing() if records else nullcontext() as rng:
             request = Request(
                 token_mask,
                 rng,
@@ -297,7 +302,7 @@ class LFQ(OwnHandle, RandomState):
         filled_mask = None if self.vqp_compat else request.mask
         projects = not projects_nothing(self.project_in, self.project_out)
         if projects:
-            tokens = self._projected(layout.pack(x), filled_mask)
+            tokens = projected_tokens(x, filled_mask, layout, self.project_in)
         else:
             tokens, request = x, request._replace(channel_first=layout.channel_first)
         _lookup_free.handshake([self], self._buffers.get("rng"), request.ranks, tokens)
@@ -314,17 +319,9 @@ class LFQ(OwnHandle, RandomState):
         result = LookupFreeOutput(quantized, indices, found.loss)
         return (result, found.terms) if breakdown else result
 
-    def _projected(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        """Tokens (B, N, C * D), float32 or float64."""
-        if mask is not None:
-            # Padding may hold anything, including NaN; zeros keep it out of every gradient.
-            tokens = _ops.fill_masked(tokens, mask)
-        projected = project(self.project_in, tokens)
-        return projected.float() if projected.dtype in HALF else projected
-
     def _quantize(self, tokens: Tensor, request: Request) -> Found:
         """One step; the recomputation of a checkpointed one communicates nothing."""
-        record = self.recorded_step
+        record = self.step_record
         if record is not None and record.replayed:
             request = request._replace(totals=record.totals)
         found, totals = _lookup_free.step(self, tokens, request)
@@ -342,7 +339,7 @@ class LFQ(OwnHandle, RandomState):
         return self._layout_of(maps if self.channel_first is None else self.channel_first)
 
     def _layout_of(self, channel_first: bool) -> Layout:
-        return Layout(self.dim, self.num_codebooks, True, channel_first, None, "LFQ")
+        return Layout(self.dim, channel_first, "LFQ", self.num_codebooks, separate=True)
 
     # Codes ---------------------------------------------------------------------------------------------------
 
@@ -391,7 +388,7 @@ class LFQ(OwnHandle, RandomState):
             per_codebook = indices
         else:
             per_codebook = indices.unsqueeze(-1)
-        dtype = torch.float64 if self._parameter_dtype() == torch.float64 else torch.float32
+        dtype = decoding_dtype(self.project_in, self.project_out)
         codes = _ops.sign_decode(
             per_codebook, self.codebook_dim, scale=self.code_value, dtype=dtype
         )
@@ -402,11 +399,7 @@ class LFQ(OwnHandle, RandomState):
             output = project_codes(self.project_out, output, per_codebook)
         positions = per_codebook.dim() - 1
         maps = positions >= 3 if self.channel_first is None else self.channel_first
-        return output.movedim(-1, 1) if maps and output.dim() > 2 else output
-
-    def _parameter_dtype(self) -> torch.dtype:
-        parameter = weight_of(self.project_out)
-        return torch.float32 if parameter is None else parameter.dtype
+        return self._layout_of(maps).place_features(output)
 
 
 def _bits(dim: int | None, codebook_size: int | None, num_codebooks: int) -> int:

@@ -18,6 +18,7 @@ __all__ = ["export", "translations"]
 # The exporter reads the annotations of the translations at run time, and treats anything that is not a number as a
 # tensor.
 _Value = Any
+_FLOAT, _INT32, _INT64, _BOOL, _DOUBLE = 1, 6, 7, 9, 11  # onnx.TensorProto
 
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -120,15 +121,19 @@ def _number(value: float) -> _Value:
     return _constant(torch.tensor(value, dtype=torch.float32))
 
 
+def _last_axis() -> _Value:
+    return _constant(torch.tensor([-1]))
+
+
 def _float(x: _Value) -> _Value:
-    return _opset().Cast(x, to=1)
+    return _opset().Cast(x, to=_FLOAT)
 
 
 def _gather(codebook: _Value, indices: _Value) -> _Value:
     """Codes (H, N, D) of indices (H, N); zeros for -1."""
     op = _opset()
     zero = _constant(torch.tensor(0))
-    last = _constant(torch.tensor([-1]))
+    last = _last_axis()
     codes = op.GatherND(codebook, op.Unsqueeze(op.Max(indices, zero), last), batch_dims=1)
     absent = op.Unsqueeze(op.Less(indices, zero), last)
     return op.Where(absent, op.CastLike(_number(0.0), codes), codes)
@@ -143,19 +148,17 @@ def _of_heads(codebook: _Value, like: _Value) -> _Value:
     return op.Expand(codebook, op.Concat(heads, _constant(torch.tensor([1, 1])), axis=0))
 
 
-def _infinite_rows(x: _Value, mask: _Value = None) -> _Value:
+def _nonfinite_rows(x: _Value, mask: _Value = None) -> _Value:
     """Rows (H, N) with a NaN or infinity, among the tokens of the mask (H, N)."""
     op = _opset()
     bad = op.Or(op.IsNaN(x), op.IsInf(x))
-    rows = op.Cast(
-        op.ReduceMax(op.Cast(bad, to=6), _constant(torch.tensor([-1])), keepdims=0), to=9
-    )
+    rows = op.Cast(op.ReduceMax(op.Cast(bad, to=_INT32), _last_axis(), keepdims=0), to=_BOOL)
     return rows if mask is None else op.And(rows, mask)
 
 
 def _unit(x: _Value) -> _Value:
     op = _opset()
-    norm = op.ReduceL2(x, _constant(torch.tensor([-1])), keepdims=1)
+    norm = op.ReduceL2(x, _last_axis(), keepdims=1)
     one = _number(1.0)
     return op.Div(x, op.Where(op.Equal(norm, _number(0.0)), one, norm))
 
@@ -169,25 +172,25 @@ def _nearest(x: _Value, codebook: _Value, metric: str, mask: _Value) -> _Value:
         x, codebook = _unit(x), _unit(codebook)
     mean = op.ReduceMean(codebook, _constant(torch.tensor([-2])), keepdims=1)
     x, codebook = op.Sub(x, mean), op.Sub(codebook, mean)
-    squares = op.ReduceSumSquare(codebook, _constant(torch.tensor([-1])), keepdims=0)
+    squares = op.ReduceSumSquare(codebook, _last_axis(), keepdims=0)
     norms = op.Unsqueeze(op.Mul(squares, _number(0.5)), _constant(torch.tensor([-2])))
     products = op.MatMul(x, op.Transpose(codebook, perm=[0, 2, 1]))
     found = op.ArgMin(op.Sub(norms, products), axis=-1, keepdims=0)
-    indices = op.Where(_infinite_rows(x), _constant(torch.tensor(0)), found)
+    indices = op.Where(_nonfinite_rows(x), _constant(torch.tensor(0)), found)
     return indices if mask is None else op.Where(mask, indices, _constant(torch.tensor(-1)))
 
 
-def _without(codes: _Value, rows: _Value) -> _Value:
+def _nan_in_rows(codes: _Value, rows: _Value) -> _Value:
     """Codes, with NaN in rows whose input is not finite."""
     op = _opset()
     nan = op.CastLike(_number(float("nan")), codes)
-    return op.Where(op.Unsqueeze(rows, _constant(torch.tensor([-1]))), nan, codes)
+    return op.Where(op.Unsqueeze(rows, _last_axis()), nan, codes)
 
 
 def _index(digits: _Value, places: Tensor) -> _Value:
     """Indices (...) of digits (..., D)."""
     op = _opset()
-    last, half = _constant(torch.tensor([-1])), _constant(torch.tensor(2**31))
+    last, half = _last_axis(), _constant(torch.tensor(2**31))
     terms = op.Mul(digits, _constant(places))
     # onnxruntime rounds sums of integers as float64 does, so each sum has at most 53 bits.
     high = op.ReduceSum(op.Div(terms, half), last, keepdims=0)
@@ -198,7 +201,7 @@ def _index(digits: _Value, places: Tensor) -> _Value:
 def _digits(indices: _Value, levels: Sequence[int]) -> _Value:
     """Level of each feature (..., D); -1 for the index -1."""
     op = _opset()
-    last = _constant(torch.tensor([-1]))
+    last = _last_axis()
     places, counts = _constant(place_values(levels)), _constant(torch.tensor(levels))
     wide = op.Unsqueeze(op.Max(indices, _constant(torch.tensor(0))), last)
     digits = op.Mod(op.Div(wide, places), counts)
@@ -211,38 +214,33 @@ def _table(digits: _Value, codes: Tensor) -> _Value:
     op = _opset()
     features = _constant(torch.arange(len(codes)))
     column = op.Expand(features, op.Shape(digits))
-    last = _constant(torch.tensor([-1]))
+    last = _last_axis()
     pairs = op.Concat(op.Unsqueeze(column, last), op.Unsqueeze(digits, last), axis=-1)
     return op.GatherND(_constant(codes), pairs)
 
 
 def _scalars(x: _Value, levels: Sequence[int], bound: str) -> tuple[_Value, _Value]:
     op = _opset()
-    wide = op.Unsqueeze(x, _constant(torch.tensor([-1])))
-    reached = op.Cast(op.GreaterOrEqual(wide, _constant(level_thresholds(levels, bound))), to=7)
-    digits = op.ReduceSum(reached, _constant(torch.tensor([-1])), keepdims=0)
+    wide = op.Unsqueeze(x, _last_axis())
+    reached = op.Cast(
+        op.GreaterOrEqual(wide, _constant(level_thresholds(levels, bound))), to=_INT64
+    )
+    digits = op.ReduceSum(reached, _last_axis(), keepdims=0)
     indices = _index(digits, place_values(levels))
-    rows = _infinite_rows(x)
+    rows = _nonfinite_rows(x)
     codes = _table(digits, level_codes(levels, bound.startswith("symmetric")))
-    return _without(codes, rows), op.Where(rows, _constant(torch.tensor(0)), indices)
-
-
-_DOUBLE = 11  # onnx.TensorProto.DOUBLE
+    return _nan_in_rows(codes, rows), op.Where(rows, _constant(torch.tensor(0)), indices)
 
 
 # Operators -----------------------------------------------------------------------------------------------------------
 
 
-def _only(op: str, **unsupported: object) -> None:
+def _expect_absent(op: str, **unsupported: object) -> None:
     for name, value in unsupported.items():
         if value not in (None, False):
             raise NotImplementedError(
-                f"torchvq.onnx: expected {op} without {name}, but got {value}; see docs/serving.md"
+                f"torchvq.onnx: expected {name} of {op} to be left out, but got {value}; see docs/serving.md"
             )
-
-
-def _lookup_codes(codebook: _Value, indices: _Value) -> _Value:
-    return _gather(codebook, indices)
 
 
 def _nearest_code(
@@ -255,12 +253,12 @@ def _nearest_code(
     return_distances: bool = False,
     mask: _Value = None,
 ) -> tuple[_Value, ...]:
-    _only("nearest_code", bias=bias, topk=topk, return_distances=return_distances)
+    _expect_absent("nearest_code", bias=bias, topk=topk, return_distances=return_distances)
     wide, table = _float(x), _float(codebook)
     indices = _nearest(wide, table, metric, mask)
     empty = _constant(torch.zeros(0, dtype=torch.float32))
-    rows = _infinite_rows(wide, mask)
-    codes = _without(_gather(table, indices), rows) if return_codes else empty
+    rows = _nonfinite_rows(wide, mask)
+    codes = _nan_in_rows(_gather(table, indices), rows) if return_codes else empty
     return indices, codes, empty
 
 
@@ -272,7 +270,7 @@ def _residual_encode(
     mask: _Value = None,
     prepared: Any = None,  # only makes the search on the CPU faster
 ) -> tuple[_Value, _Value]:
-    _only("residual_encode", depth=depth)
+    _expect_absent("residual_encode", depth=depth)
     op = _opset()
     left = wide = _float(x)
     chosen, total = [], None
@@ -282,8 +280,8 @@ def _residual_encode(
         codes = _gather(table, indices)
         total = codes if total is None else op.Add(total, codes)
         left = op.Sub(left, codes)
-        chosen.append(op.Unsqueeze(indices, _constant(torch.tensor([-1]))))
-    return _without(total, _infinite_rows(wide, mask)), op.Concat(*chosen, axis=-1)
+        chosen.append(op.Unsqueeze(indices, _last_axis()))
+    return _nan_in_rows(total, _nonfinite_rows(wide, mask)), op.Concat(*chosen, axis=-1)
 
 
 def _residual_decode(indices: _Value, codebooks: Sequence[Any]) -> _Value:
@@ -314,23 +312,19 @@ def _residual_scalar_quantize(
         taken = op.Mul(codes, scale)
         total = taken if total is None else op.Add(total, taken)
         left = op.Sub(left, taken)
-        chosen.append(op.Unsqueeze(indices, _constant(torch.tensor([-1]))))
+        chosen.append(op.Unsqueeze(indices, _last_axis()))
     return total, op.Concat(*chosen, axis=-1)
 
 
 def _scalar_decode(
     indices: _Value, levels: Sequence[int], symmetric: bool = False, dtype: int | None = None
 ) -> _Value:
-    _only("scalar_decode", float64=dtype == _DOUBLE)
+    _expect_absent("scalar_decode", float64=dtype == _DOUBLE)
     op = _opset()
     digits = _digits(indices, levels)
     zero = _constant(torch.tensor(0))
     codes = _table(op.Max(digits, zero), level_codes(levels, bool(symmetric)))
     return op.Where(op.Less(digits, zero), _number(0.0), codes)
-
-
-def _scalar_level_indices(indices: _Value, levels: Sequence[int]) -> _Value:
-    return _digits(indices, levels)
 
 
 def _sign_quantize(x: _Value, scale: float = 1.0) -> tuple[_Value, _Value]:
@@ -339,15 +333,15 @@ def _sign_quantize(x: _Value, scale: float = 1.0) -> tuple[_Value, _Value]:
     bits = op.Greater(wide, _number(0.0))
     codes = op.Where(bits, _number(scale), _number(-scale))
     places = place_values([2] * x.shape[-1]).flip(0).contiguous()
-    indices = _index(op.Cast(bits, to=7), places)
-    rows = _infinite_rows(wide)
-    return _without(codes, rows), op.Where(rows, _constant(torch.tensor(0)), indices)
+    indices = _index(op.Cast(bits, to=_INT64), places)
+    rows = _nonfinite_rows(wide)
+    return _nan_in_rows(codes, rows), op.Where(rows, _constant(torch.tensor(0)), indices)
 
 
 def _sign_decode(
     indices: _Value, bits: int, scale: float = 1.0, dtype: int | None = None
 ) -> _Value:
-    _only("sign_decode", float64=dtype == _DOUBLE)
+    _expect_absent("sign_decode", float64=dtype == _DOUBLE)
     op = _opset()
     # From the last place to the first: the first bit is the most significant.
     digits = op.Gather(
@@ -407,7 +401,7 @@ def _cell_means(cells: int, positions: _Value) -> _Value:
     end = op.Div(op.Add(after, _constant(torch.tensor(cells - 1))), count)
     position = op.Unsqueeze(_range(positions), _constant(torch.tensor([1])))
     inside = op.And(op.GreaterOrEqual(position, start), op.Less(position, end))
-    return op.Div(op.Cast(inside, to=11), op.Cast(op.Sub(end, start), to=11))
+    return op.Div(op.Cast(inside, to=_DOUBLE), op.Cast(op.Sub(end, start), to=_DOUBLE))
 
 
 def _cell_shares(cells: int, positions: _Value) -> _Value:
@@ -417,8 +411,8 @@ def _cell_shares(cells: int, positions: _Value) -> _Value:
         _constant(torch.tensor(value, dtype=torch.float64))
         for value in (0.5, 0, 1, cells, cells - 1)
     )
-    centres = op.Mul(op.Add(op.Cast(_range(positions), to=11), half), count)
-    places = op.Clip(op.Sub(op.Div(centres, op.Cast(positions, to=11)), half), zero, last)
+    centres = op.Mul(op.Add(op.Cast(_range(positions), to=_DOUBLE), half), count)
+    places = op.Clip(op.Sub(op.Div(centres, op.Cast(positions, to=_DOUBLE)), half), zero, last)
     own = _constant(torch.arange(cells, dtype=torch.float64).unsqueeze(1))
     return op.Max(op.Sub(one, op.Abs(op.Sub(places, own))), zero)
 
@@ -428,14 +422,14 @@ def _range(count: _Value) -> _Value:
 
 
 _TABLE: dict[str, Callable[..., Any]] = {
-    "lookup_codes": _lookup_codes,
+    "lookup_codes": _gather,
     "nearest_code": _nearest_code,
     "resample_scale": _resample_scale,
     "residual_decode": _residual_decode,
     "residual_encode": _residual_encode,
     "residual_scalar_quantize": _residual_scalar_quantize,
     "scalar_decode": _scalar_decode,
-    "scalar_level_indices": _scalar_level_indices,
+    "scalar_level_indices": _digits,
     "scalar_quantize": _scalar_quantize,
     "sign_decode": _sign_decode,
     "sign_quantize": _sign_quantize,

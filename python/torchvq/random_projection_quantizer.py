@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.constants import to_default_device
-from torchvq._base.layout import Layout
-from torchvq._base.options import check_options, expect, keep_values
+from torchvq._base.layout import Layout, layout_by_options
+from torchvq._base.options import check_options, keep_values, take_out
 from torchvq._base.projection import project
-from torchvq._base.wide_buffers import HALF, WideBuffers, wide_default
+from torchvq._base.wide_buffers import WideBuffers, wide_default, widened
 from torchvq._codebook.search import stored_codes
 from torchvq.vector_quantize import VectorQuantize
 
@@ -102,10 +102,7 @@ class RandomProjectionQuantizer(WideBuffers):
         own = {name: value for name, value in locals().items() if name not in ("owner", "kwargs")}
         layout = {name: kwargs.pop(name) for name in _LAYOUT & kwargs.keys()}
         check_options("RandomProjectionQuantizer", own | layout)
-        for name, instead in _OWN.items():
-            given = kwargs.get(name)
-            expect(owner, given in (None, False), name, f"left out ({instead})", given)
-            kwargs.pop(name, None)
+        take_out(owner, kwargs, _OWN)
         keep_values(
             self,
             dim=dim,
@@ -163,15 +160,10 @@ class RandomProjectionQuantizer(WideBuffers):
         layout = self._layout
         layout.check_input(x)
         token_mask = layout.token_mask(x, mask, None)
-        tokens = layout.pack(x)
-        head_mask = None
-        if token_mask is not None:
-            # Padding may hold anything, including NaN; zeros keep it out of every gradient.
-            tokens = _ops.fill_masked(tokens, token_mask)
-            head_mask = layout.split_mask(token_mask)
+        tokens = layout.pack(x, token_mask)
+        head_mask = None if token_mask is None else layout.split_mask(token_mask)
         spread = _ops.random_projection(tokens, self.rand_projs, self.norm)
-        projected = layout.split_heads(project(self.vq.project_in, spread))
-        projected = projected.float() if projected.dtype in HALF else projected
+        projected = widened(layout.split_heads(project(self.vq.project_in, spread)))
         # This calls the search instead of the forward of the VectorQuantize, which would learn in training.
         codes = stored_codes(self.vq._codebook, projected.dtype)
         if indices is not None:
@@ -186,12 +178,4 @@ class RandomProjectionQuantizer(WideBuffers):
 
     @property
     def _layout(self) -> Layout:
-        image, volume = self.accept_image_fmap, self.accept_3d_fmap
-        return Layout(
-            self.dim,
-            self.num_codebooks,
-            True,
-            image or volume or not self.channel_last,
-            5 if volume else 4 if image else None,
-            type(self).__name__,
-        )
+        return layout_by_options(self, self.num_codebooks, True, type(self).__name__)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchvq._base.compat import as_returned, vqp_compat_of
 from torchvq._base.constants import materialise_constants
 from torchvq._base.contained import contained
-from torchvq._base.options import check_options, expect
+from torchvq._base.options import check_options, expect, take_out
 from torchvq._base.replaced import is_replaced
 from torchvq._base.wide_buffers import wide_dtype
 from torchvq._residual.stack import LevelResult, ResidualStack
@@ -18,11 +18,11 @@ from torchvq.finite_scalar_quantization import FSQ, STEPS
 from torchvq.outputs import ScalarOutput, ScalarOutputWithCodes
 
 _ops = torch.ops.torchvq
-# Options of FSQ that the stack sets, and what to use instead.
+# Options of FSQ that the stack sets, and what to do instead.
 _OWN = {
-    "num_codebooks": "more quantizers, or groups",
-    "channel_first": "is_channel_first",
-    "return_indices": "the output without its indices",
+    "num_codebooks": "use more quantizers, or groups",
+    "channel_first": "use is_channel_first",
+    "return_indices": "use the output without its indices",
 }
 
 
@@ -42,7 +42,7 @@ class ResidualFSQ(ResidualStack):
         num_quantizers: ``Q``, at least 1.
         dim: features of the input. Default: ``D``. If it differs, ``project_in`` and ``project_out`` are linear layers
             around the stack.
-        is_channel_first: features on axis 1, whatever the number of positions axes. Default: False.
+        is_channel_first: features on axis 1, whatever the number of position axes. Default: False.
         quantize_dropout: in training, use only a random number of the quantizers. Default: False.
         quantize_dropout_cutoff_index: the last quantizer that is never dropped, counted from 0. Default: 0.
         quantize_dropout_multiple_of: the number kept is a multiple of this, or all. Default: 1.
@@ -89,12 +89,7 @@ class ResidualFSQ(ResidualStack):
         **kwargs: Any,
     ) -> None:
         options = {name: value for name, value in locals().items() if name != "kwargs"}
-        for name, instead in _OWN.items():
-            given = kwargs.pop(name, None)
-            default = {"num_codebooks": (None, 1), "return_indices": (None, True)}.get(
-                name, (None, False)
-            )
-            expect("ResidualFSQ", given in default, name, f"left out (use {instead})", given)
+        take_out("ResidualFSQ", kwargs, _OWN, num_codebooks=1, return_indices=True)
         check_options("ResidualFSQ", options | kwargs)
         vqp_compat = vqp_compat_of(kwargs.pop("vqp_compat", None))
         counts = tuple(int(count) for count in levels)

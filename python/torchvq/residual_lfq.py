@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.contained import contained
 from torchvq._base.layout import Layout
-from torchvq._base.options import check_options, expect
-from torchvq._base.projection import is_wide
-from torchvq._residual.engine import stack_levels
+from torchvq._base.options import check_options, take_out
+from torchvq._base.projection import decoding_dtype
+from torchvq._base.ranks import ranks_of
+from torchvq._residual.engine import in_use, only_if, stack_levels
 from torchvq._residual.stack import LevelResult, ResidualStack, StackResult
 from torchvq._scalar import lookup_free as _lookup_free
 from torchvq._scalar.lookup_free import Pending, Request
@@ -19,12 +20,12 @@ from torchvq.lookup_free_quantization import LFQ
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
 
 _ops = torch.ops.torchvq
-# Options of LFQ that the stack sets, and what to use instead.
+# Options of LFQ that the stack sets, and what to do instead.
 _OWN = {
-    "num_codebooks": "more quantizers, or groups",
-    "codebook_scale": "nothing, levels halve it",
-    "has_projections": "dim",
-    "keep_num_codebooks_dim": "nothing",
+    "num_codebooks": "use more quantizers, or groups",
+    "codebook_scale": "each level halves it",
+    "has_projections": "use dim",
+    "keep_num_codebooks_dim": "a level has one codebook",
 }
 
 
@@ -102,10 +103,7 @@ class ResidualLFQ(ResidualStack):
         own["is_channel_first"] = is_channel_first = is_channel_first or (
             kwargs.pop("channel_first", None) or False
         )
-        for name, instead in _OWN.items():
-            given = kwargs.pop(name, None)
-            left_out = given is None or (name == "num_codebooks" and given == 1) or given is False
-            expect("ResidualLFQ", left_out, name, f"left out (use {instead})", given)
+        take_out("ResidualLFQ", kwargs, _OWN, num_codebooks=1)
         check_options("ResidualLFQ", own | kwargs)
         vqp_compat = vqp_compat_of(kwargs.pop("vqp_compat", None))
         options = dict(kwargs, codebook_size=codebook_size, vqp_compat=vqp_compat)
@@ -195,7 +193,7 @@ class ResidualLFQ(ResidualStack):
         self, index: int, residual: Tensor, mask: Tensor | None, rng: Tensor | None
     ) -> LevelResult:
         level = self.quantizers[index]
-        ranks = _lookup_free.ranks_of(level, "ResidualLFQ")
+        ranks = ranks_of(level, "ResidualLFQ")
         # Losses over ranks, and those of summed gradients, are computed after all levels.
         waits = not ranks.alone or self.gradient == "summed"
         estimates = level.training and self.gradient == "summed"
@@ -210,7 +208,7 @@ class ResidualLFQ(ResidualStack):
         return cast(Tensor, _ops.straight_through(self.quantizers[0].activation(inputs), total))
 
     def handshake(self, inputs: Tensor) -> None:
-        ranks = _lookup_free.ranks_of(self.quantizers[0], "ResidualLFQ")
+        ranks = ranks_of(self.quantizers[0], "ResidualLFQ")
         rng = self._buffers.get("rng")
         _lookup_free.handshake(self.quantizers, rng, ranks, inputs, self.signature)
 
@@ -221,19 +219,16 @@ class ResidualLFQ(ResidualStack):
             level, loss = self.quantizers[index], found.loss
             if level.training and (own is not None or self.gradient == "summed"):
                 loss = _lookup_free.loss(level, found.signs, own)
-            if not isinstance(result.depth, int):
-                loss = torch.where(result.depth > index, loss, 0)
-            losses.append(loss)
-        return stack_levels(losses, self.num_quantizers, 0)
+            losses.append(only_if(in_use(result.depth, index), loss))
+        return stack_levels(losses, self.num_quantizers)
 
     def decode_level(self, index: int, indices: Tensor) -> Tensor:
         level = self.quantizers[index]
-        wide = is_wide(self.project_in) or is_wide(self.project_out)
         codes = _ops.sign_decode(
             indices,
             level.codebook_dim,
             scale=level.code_value,
-            dtype=torch.float64 if wide else torch.float32,
+            dtype=decoding_dtype(self.project_in, self.project_out),
         )
         if level.orthogonal_rotation:
             codes = _ops.rotate_features(codes, level.orthogonal_rot, inverse=True)
@@ -242,7 +237,7 @@ class ResidualLFQ(ResidualStack):
 
 def losses_of(stacks: Sequence[ResidualLFQ], results: Sequence[StackResult]) -> list[Tensor]:
     """The losses (Q,) of each stack; ranks share the entropies of all levels of all stacks in one all-reduce."""
-    ranks = _lookup_free.ranks_of(stacks[0].quantizers[0], "ResidualLFQ")
+    ranks = ranks_of(stacks[0].quantizers[0], "ResidualLFQ")
     pending = [
         Pending(stack.quantizers, [found.signs for found in result.details], result.step)
         for stack, result in zip(stacks, results, strict=True)

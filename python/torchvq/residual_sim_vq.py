@@ -11,7 +11,7 @@ from torchvq._base.contained import contained
 from torchvq._base.estimators import estimate
 from torchvq._base.options import check_options
 from torchvq._base.replaced import is_replaced, methods_of
-from torchvq._residual.engine import only_if, stack_levels
+from torchvq._residual.engine import in_use, only_if, stack_levels
 from torchvq._residual.stack import LevelResult, ResidualStack, StackResult, sum_of_levels
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
 from torchvq.sim_vq import SimSearchResult, SimVQ, handshake
@@ -248,8 +248,7 @@ class ResidualSimVQ(ResidualStack):
         """The losses (Q,) of a forward, 0 for dropped levels."""
         depth, losses = result.depth, []
         for index, (found, mask) in enumerate(result.details):
-            loss = self._loss(index, found, mask)
-            losses.append(loss if isinstance(depth, int) else only_if(depth > index, loss))
+            losses.append(only_if(in_use(depth, index), self._loss(index, found, mask)))
         if losses and self.training:
             # Graphs compute all levels, and wrappers wait for a gradient of every parameter: dropped levels get zero.
             nothing = result.details[0][0].inputs[:, :0].detach()
@@ -257,7 +256,7 @@ class ResidualSimVQ(ResidualStack):
                 self._loss(index, self.quantizers[index].choose(nothing, None, "none"), None)
                 for index in range(len(losses), self.num_quantizers)
             ]
-        return stack_levels(losses, self.num_quantizers, 0)
+        return stack_levels(losses, self.num_quantizers)
 
     def _loss(self, index: int, found: SimSearchResult, mask: Tensor | None) -> Tensor:
         return self.quantizers[index].loss_of(found, None if mask is None else mask.reshape(1, -1))

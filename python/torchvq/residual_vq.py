@@ -13,26 +13,26 @@ from torchvq._base.checkpointing import is_checkpointed
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.contained import contained
 from torchvq._base.integers import as_int64
-from torchvq._base.layout import Layout
+from torchvq._base.layout import Layout, layout_by_options
 from torchvq._base.options import check_options, expect, keep_values
-from torchvq._base.projection import make_projections, project_codes
-from torchvq._base.ranks import ranks_of
+from torchvq._base.projection import make_projections, project_codes, projected_tokens
+from torchvq._base.ranks import Ranks, ranks_of
 from torchvq._base.replaced import Methods, methods_of
 from torchvq._base.torch_private import is_mapped
 from torchvq._codebook import in_place as _in_place
 from torchvq._codebook.learning import synced_level
-from torchvq._codebook.messages import agree_in_stack
 from torchvq._codebook.stats import CodebookStats, draws_frozen, fit_to_codes, read_stats
-from torchvq._residual.at_once import encode_at_once, encodes_at_once
-from torchvq._residual.calls import beam_of, options_text, sees_padding, targets_of
+from torchvq._codebook.undo import undo_of
+from torchvq._residual.calls import Siblings, agree, beam_of, sees_padding, targets_of
 from torchvq._residual.decode import decode_levels, decode_sum
 from torchvq._residual.dropout import drawn_depth, seeded_depth
-from torchvq._residual.engine import enter, stack_levels
+from torchvq._residual.engine import stack_levels
+from torchvq._residual.evaluation import can_encode_at_once, encode_at_once
 from torchvq._residual.implicit_codebook import MLP
 from torchvq._residual.level_options import level_options
 from torchvq._residual.levels import StackRequest, overlaps, walk
 from torchvq._residual.results import Started, finish
-from torchvq._residual.step import step_at_once, steps_at_once
+from torchvq._residual.step import can_step_at_once, step_at_once
 from torchvq.codebook import Codebook
 from torchvq.outputs import ResidualResult
 from torchvq.vector_quantize import VectorQuantize
@@ -275,47 +275,31 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         beam_size: int | None = None,
         seed: int | None = None,
         depth: int | Tensor | None = None,
-        together: bool = False,
+        siblings: Siblings | None = None,
     ) -> Started:
         """The first half of ``forward``: everything before the update of the codebooks, which ``finish`` does.
 
         Args:
             steps: open until the end of the step.
             depth: number of levels to use; drawn if None.
-            together: whether other stacks learn in the same step.
+            siblings: the stacks that learn in the same step, if there are others.
         """
         layout = self.layout
         layout.check_input(x)
         beam = beam_of(self, beam_size)
         targets = targets_of(self, x, indices, sample_codebook_temp)
         token_mask = layout.token_mask(x, mask, None)
-        first, codebooks = self.levels[0], self._codebooks()
         if self.training:
             for level in self.levels:
                 fit_to_codes(level)
         if self.training and is_checkpointed():
-            for codebook in codebooks:
-                steps.enter_context(codebook.step_of())
+            for codebook in self._codebooks():
+                steps.enter_context(codebook.recorded_step())
         ranks = ranks_of(synced_level(self.levels), type(self).__name__)
         frozen = freeze_codebook or all(level.freeze_codebook for level in self.levels)
         seen = None if sees_padding(self) else token_mask
-        tokens = enter(x, seen, layout, self.project_in)
-        seeded = self.training and self.quantize_dropout and seed is not None
-        if depth is None and seeded:
-            depth = self._depth(seed)
-        if not ranks.alone:
-            # Before a depth is drawn, so that ranks draw the same one.
-            agree_in_stack(
-                first,
-                codebooks,
-                ranks,
-                options_text(self),
-                frozen=frozen,
-                dtype=tokens.dtype,
-                depth=cast(int, depth) if seeded else None,
-            )
-        if depth is None:
-            depth = self._depth(None)
+        tokens = projected_tokens(x, seen, layout, self.project_in)
+        depth = self._agree_on_depth(siblings, ranks, frozen, tokens.dtype, seed, depth)
         request = StackRequest(
             mask=token_mask,
             batch=tokens.shape[:2],
@@ -327,32 +311,31 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
             beam=beam,
         )
         started = Started(self, layout, x, request, return_all_codes)
-        if not return_all_codes and encodes_at_once(self, request):
+        if not return_all_codes and can_encode_at_once(self, request):
             step = encode_at_once(self, layout.split_heads(tokens), request)
             if step is not None:
                 return started._replace(step=step)
-        # Stacks that learn together, or later, exchange their statistics in the second half.
+        # Stacks that learn together on ranks, or later, exchange their statistics in the second half. Code of the user
+        # may fail, and must not find another stack that has learnt.
         later = overlaps(self, tokens, request)
+        waits = siblings is not None and (siblings.calls_back or not ranks.alone)
         # An operator that may write to the state cannot be mapped over the tokens alone.
-        at_once = self.training or not is_mapped(tokens)
-        if at_once and steps_at_once(self, tokens) and not later and (ranks.alone or not together):
+        at_once = (self.training or not is_mapped(tokens)) and can_step_at_once(self, tokens)
+        if at_once and not later and not waits:
             return started._replace(step=step_at_once(self, tokens, request, return_all_codes))
+        undo = undo_of(self._codebooks()) if self.training else None
+        if undo is not None:
+            steps.enter_context(undo)
         walked = walk(self, layout.split_heads(tokens), request)
-        return started._replace(walk=walked, overlaps=later)
+        return started._replace(walk=walked, overlaps=later, undo=undo)
 
     # Stages of forward ---------------------------------------------------------------------------------------
 
     @property
     def layout(self) -> Layout:
         """The order of batch, positions and features in inputs and outputs."""
-        return Layout(
-            self.dim,
-            self.heads,
-            self.levels[0].separate_codebook_per_head,
-            self.accept_image_fmap or self.accept_3d_fmap or not self.channel_last,
-            5 if self.accept_3d_fmap else 4 if self.accept_image_fmap else None,
-            owner=type(self).__name__,
-        )
+        separate = self.levels[0].separate_codebook_per_head
+        return layout_by_options(self, self.heads, separate, type(self).__name__)
 
     @property
     def levels(self) -> list[VectorQuantize]:
@@ -412,6 +395,23 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
             return rng
         return torch.stack([rng[0] + level, rng[1]])
 
+    def _agree_on_depth(
+        self,
+        siblings: Siblings | None,
+        ranks: Ranks,
+        frozen: bool,
+        dtype: torch.dtype,
+        seed: int | None,
+        depth: int | Tensor | None,
+    ) -> int | Tensor:
+        """The number of levels that this forward uses. Ranks agree before it is drawn, so that they draw alike."""
+        seeded = self.training and self.quantize_dropout and seed is not None
+        if depth is None and seeded:
+            depth = self._depth(seed)
+        named = cast(int, depth) if seeded else None
+        agree(self, siblings, ranks, frozen=frozen, dtype=dtype, depth=named)
+        return self._depth(None) if depth is None else depth
+
     def _depth(self, seed: int | None) -> int | Tensor:
         """The number of levels that this forward uses."""
         if not (self.training and self.quantize_dropout):
@@ -421,12 +421,12 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
             return seeded_depth(seed, self.num_quantizers, *rule)
         return drawn_depth(self.levels[0]._codebook.rng, self.num_quantizers, *rule)
 
-    @property
-    def beam_weights(self) -> list[float] | None:
-        """The weight of each level's residual in the score of a path; None: the last residual is the score."""
-        if self.beam_score_quantizer_weights is None and self.vqp_compat:
-            return [1.0] * self.num_quantizers
-        return self.beam_score_quantizer_weights
+    def beam_weights(self, levels: int) -> list[float]:
+        """The weights of the first levels' residuals in the score of a path; none: the last residual is the score."""
+        given = self.beam_score_quantizer_weights
+        if given is None:
+            given = [1.0] * self.num_quantizers if self.vqp_compat else []
+        return given[:levels]
 
     # Codes -----------------------------------------------------------------------------------------------------
 
@@ -457,7 +457,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         Raises:
             ValueError: for another number of levels. IndexError: for an index outside [-1, K).
         """
-        return stack_levels(decode_levels(self, indices), self.num_quantizers, 0)
+        return stack_levels(decode_levels(self, indices), self.num_quantizers)
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in the same layout.
@@ -466,8 +466,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         """
         indices = as_int64("ResidualVQ", indices)
         output = project_codes(self.project_out, decode_sum(self, indices), indices)
-        # (B, dim) has no position axis to move.
-        return self.layout.place_features(output) if output.dim() > 2 else output
+        return self.layout.place_features(output)
 
     def stats(self, synced: bool = False) -> tuple[CodebookStats, ...]:
         """The use of the codes of each level in the last training forward; see ``VectorQuantize.stats``.

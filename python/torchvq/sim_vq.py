@@ -13,10 +13,10 @@ from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, keep_values
 from torchvq._base.own_handle import OwnHandle
 from torchvq._base.projection import in_dtype_of
-from torchvq._base.ranks import Ranks, group_name, group_of
+from torchvq._base.ranks import group_name, ranks_of
 from torchvq._base.replaced import is_replaced, methods_of
 from torchvq._base.torch_private import is_observed_itself
-from torchvq._base.wide_buffers import HALF, WideBuffers, wide_dtype
+from torchvq._base.wide_buffers import HALF, WideBuffers, wide_dtype, widened
 from torchvq.outputs import QuantizeOutput
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class SimVQ(OwnHandle, WideBuffers):
             input_to_quantize_commit_loss_weight=input_to_quantize_commit_loss_weight,
             commitment_weight=commitment_weight,
             sync_codebook=sync_codebook,
-            process_group=group_name(process_group),
+            process_group=group_name("SimVQ", process_group),
             vqp_compat=vqp_compat_of(vqp_compat),
             handle=_ops.new_handle(),
         )
@@ -176,7 +176,7 @@ class SimVQ(OwnHandle, WideBuffers):
         codes = self.codebook.unsqueeze(0)
         # The input decides the precision of the arithmetic, not a module that was cast to double.
         narrow = codes.dtype == torch.float64 != dtype
-        return codes.float() if narrow or codes.dtype in HALF else codes
+        return codes.float() if narrow else widened(codes)
 
     def indices_to_codes(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in the same layout.
@@ -191,14 +191,9 @@ class SimVQ(OwnHandle, WideBuffers):
             IndexError: for an index outside [-1, K).
         """
         layout = self._layout
-        every = self.codebook
-        codes = _ops.lookup_codes(
-            (every.float() if every.dtype in HALF else every).unsqueeze(0),
-            layout.split_indices(indices),
-        )
-        output = codes.reshape(*indices.shape, self.dim)
-        # (B, dim) has no position axis to move.
-        return layout.place_features(output) if output.dim() > 2 else output
+        every = widened(self.codebook).unsqueeze(0)
+        codes = _ops.lookup_codes(every, layout.split_indices(indices))
+        return layout.place_features(codes.reshape(*indices.shape, self.dim))
 
     # Forward -----------------------------------------------------------------------------------------------
 
@@ -310,7 +305,7 @@ class SimVQ(OwnHandle, WideBuffers):
 
     @property
     def _layout(self) -> Layout:
-        return Layout(self.dim, 1, False, self.channel_first, None, "SimVQ")
+        return Layout(self.dim, self.channel_first, "SimVQ")
 
 
 _CODES = methods_of(SimVQ, "codebook")
@@ -319,13 +314,12 @@ _CODES = methods_of(SimVQ, "codebook")
 def handshake(levels: list[SimVQ], rng: Tensor | None, owner: str, stack: str = "") -> None:
     """The handshake of one quantizer, or of the levels of a stack, its generator and its options as text."""
     first = levels[0]
-    group = group_of(first) if first.training else ""
-    if not group:
+    ranks = ranks_of(first, owner)
+    if ranks.alone:
         return
-    size = f"dim={first.dim}, codebook_size={first.codebook_size}"
-    ranks = Ranks(group, f"{owner}({size})")
     state = [level.frozen_codebook for level in levels]
     if rng is not None:
         state.append(rng)
+    size = f"dim={first.dim}, codebook_size={first.codebook_size}"
     signature = f"{stack}{owner} of {len(levels)} levels, {size}"
-    _ops.handshake_(state, handle=first.handle, signature=signature, **ranks.named())
+    _ops.handshake_(state, handle=first.handle, signature=signature, **ranks.options())

@@ -12,7 +12,7 @@ from torchvq._base.checkpointing import is_checkpointed
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.ema_weight import EmaWeight
 from torchvq._base.integers import as_int64
-from torchvq._base.layout import Layout
+from torchvq._base.layout import Layout, layout_by_options
 from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import make_projections, project_codes, projects_nothing
 from torchvq._base.ranks import group_name, ranks_of
@@ -81,7 +81,7 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
         straight_through: with ``route_gradients_to_input=False``, send the gradient through the softmax over the
             codes (Gumbel straight-through, arXiv:1611.01144). Default: False.
         rotation_trick: rotate and scale the gradient from code to latent (arXiv:2410.06424), with a bounded gain;
-            otherwise it is copied. Default: True, but False with ``directional_reparam`` and for codes of one feature.
+            otherwise it is copied. Default: True, but False with ``directional_reparam`` and with ``dim=1``.
         directional_reparam: DiVeQ: in training the output is the latent, moved by its distance from the code in a noisy
             direction towards it; codes learn by gradient. Needs ``threshold_ema_dead_code`` or
             ``dead_code_threshold_fraction``. Evaluation, and latents without a gradient, give the code. Default: False.
@@ -217,7 +217,7 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
             sync_kmeans=sync_kmeans,
             sync_codebook=sync_codebook,
             sync_affine_param=sync_affine_param,
-            process_group=group_name(process_group),
+            process_group=group_name("VectorQuantize", process_group),
             reduction=reduction,
             sync_every=sync_every,
             overlap_sync=overlap_sync,
@@ -322,7 +322,8 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
             codebook_transform_fn: maps codes (H, K, D) to codes of each token (H, B, N, K, D), which are searched
                 instead; with heads that share a codebook (1, B * heads, N, K, D).
             ema_update_weight: (K,) or (H, K) tensor, number, or function of (sums (H, K, D), counts (H, K))
-                returning one: multiplies 1 - decay of each code. With ``sync_every`` the last; no function.
+                returning one: multiplies 1 - decay of each code. With ``sync_every`` above 1 that of the updating step
+                counts, and it may not be a function.
             accum_ema_update: keep this call's statistics for the next call without it, as if both were one batch. With
                 ``sync_every`` above 1 both count as one step. Nothing is kept where averages do not learn.
             ema_update: overrides the option for this call.
@@ -342,7 +343,7 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
         check_call(self, x, indices, topk, sample_codebook_temp, ema_update_weight, flags)
         asked = indices is not None or topk is not None or codebook_transform_fn is not None
         if not (self.training or asked) and projects_nothing(self.project_in, self.project_out):
-            return _forward.evaluate_at_once(self, x, token_mask, return_loss_breakdown)
+            return _forward.evaluate_at_once(self, x, token_mask, layout, return_loss_breakdown)
         updates = self.ema_update if ema_update is None else ema_update
         request = Request(
             targets=indices,
@@ -356,10 +357,10 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
             ema_update=updates,
             accumulate=accum_ema_update and self._codebook.learns(updates),
             weight=ema_update_weight,
-            ranks=ranks_of(self),
+            ranks=ranks_of(self, "VectorQuantize"),
         )
         recorded = self.training and is_checkpointed()
-        with self._codebook.step_of() if recorded else nullcontext():
+        with self._codebook.recorded_step() if recorded else nullcontext():
             quantized, chosen, loss, breakdown = _forward.projected_step(self, x, request, layout)
         if indices is not None:
             return (quantized, loss, breakdown) if return_loss_breakdown else (quantized, loss)
@@ -370,17 +371,9 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
     # Stages of forward ---------------------------------------------------------------------------------------
 
     @property
-    def _channel_first(self) -> bool:
-        return self.accept_image_fmap or self.accept_3d_fmap or not self.channel_last
-
-    @property
     def _layout(self) -> Layout:
-        return Layout(
-            self.dim,
-            self.heads,
-            self.separate_codebook_per_head,
-            self._channel_first,
-            5 if self.accept_3d_fmap else 4 if self.accept_image_fmap else None,
+        return layout_by_options(
+            self, self.heads, self.separate_codebook_per_head, "VectorQuantize"
         )
 
     # Codes -----------------------------------------------------------------------------------------------------
@@ -430,17 +423,16 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
         Raises:
             IndexError: for an index outside [-1, codebook_size).
         """
-        codes = self._decode(as_int64("VectorQuantize", indices))
-        return codes.movedim(-1, 1) if self._channel_first else codes
+        return self._layout.place_features(self._decode(as_int64("VectorQuantize", indices)))
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices: codes, then ``project_out``, in the same layout.
         Zeros where the index (of every head) is -1."""
         indices = as_int64("VectorQuantize", indices)
         codes = self.get_codes_from_indices(indices)  # which a derived class may replace
-        tokens = codes.movedim(1, -1) if self._channel_first else codes
-        output = project_codes(self.project_out, tokens, indices)
-        return output.movedim(-1, 1) if self._channel_first else output
+        layout = self._layout
+        tokens = codes.movedim(1, -1) if layout.channel_first and codes.dim() > 1 else codes
+        return layout.place_features(project_codes(self.project_out, tokens, indices))
 
     def _decode(self, indices: Tensor) -> Tensor:
         return decode(self._codebook, indices, self.heads, self.separate_codebook_per_head)

@@ -2,8 +2,6 @@
 // or all float64.
 #pragma once
 
-#include <string_view>
-
 #include <ATen/core/Tensor.h>
 
 #include "detail/checks.h"
@@ -39,22 +37,9 @@ inline void check_codebook_state(const char* op, const at::Tensor& cluster_size,
   check_same_device(op, "embed", embed, "cluster_size", cluster_size);
 }
 
-/// Returns whether the metric is cosine.
-inline bool check_metric(const char* op, std::string_view metric) {
-  TORCH_CHECK_VALUE(metric == "euclidean" || metric == "cosine", op,
-                    ": expected metric to be \"euclidean\" or \"cosine\", but got \"", metric,
-                    "\"");
-  return metric == "cosine";
-}
-
 inline void check_decay(const char* op, double decay) {
   TORCH_CHECK_VALUE(decay >= 0 && decay <= 1, op, ": expected decay to be in [0, 1], but got ",
                     decay);
-}
-
-inline void check_eps(const char* op, double eps) {
-  TORCH_CHECK_VALUE(eps >= 0 && eps <= std::numeric_limits<double>::max(), op,
-                    ": expected eps to be finite and not negative, but got ", eps);
 }
 
 }  // namespace torchvq::detail

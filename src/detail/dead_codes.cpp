@@ -28,7 +28,7 @@ at::Tensor occurs(const at::Tensor& keys, const at::Tensor& others) {
 }
 
 /// Which of the candidates' distinct keys belong to no live code.
-at::Tensor usable_keys(const CodebookState& state, const at::Tensor& dead,
+at::Tensor usable_keys(const DeadCodeState& state, const at::Tensor& dead,
                        const at::Tensor& distinct, const at::Tensor& rows, const at::Tensor& rng) {
   // The state is converted to the dtype of the candidates, because keys depend on the dtype.
   const auto live_keys =
@@ -76,7 +76,7 @@ at::Tensor dead_code_limits(const at::Tensor& cluster_size, double threshold,
   return (mean * threshold_fraction).clamp_min(threshold);
 }
 
-at::Tensor dead_codes(const CodebookState& state, const at::Tensor& counts,
+at::Tensor dead_codes(const DeadCodeState& state, const at::Tensor& counts,
                       const at::Tensor& limits, bool replace_used) {
   const auto rare = state.cluster_size.lt(limits).logical_and(state.cooldown.eq(0));
   return replace_used ? rare : rare.logical_and(counts.eq(0));
@@ -86,14 +86,14 @@ void count_down(const at::Tensor& cooldown, const at::Tensor& counts) {
   cooldown.sub_(counts.any().to(cooldown.scalar_type())).clamp_min_(0);
 }
 
-at::Tensor enough_candidates(const CodebookState& state, const at::Tensor& dead,
+at::Tensor enough_candidates(const DeadCodeState& state, const at::Tensor& dead,
                              const at::Tensor& keys, const at::Tensor& rows,
                              const at::Tensor& rng) {
   const auto distinct = sort_distinct(keys).first;
   return usable_keys(state, dead, distinct, rows, rng).sum(1).ge(dead.sum(1));
 }
 
-at::Tensor replace_codes(const CodebookState& state, const at::Tensor& dead, const at::Tensor& keys,
+at::Tensor replace_codes(const DeadCodeState& state, const at::Tensor& dead, const at::Tensor& keys,
                          const at::Tensor& rows, const at::Tensor& rng,
                          const at::Tensor& reset_cluster_size_, int64_t cooldown_steps) {
   const auto [distinct, positions] = sort_distinct(keys);

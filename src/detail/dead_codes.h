@@ -20,7 +20,7 @@ std::pair<at::Tensor, at::Tensor> select_candidates(const at::Tensor& x, const a
                                                     bool unit);
 
 /// State changed by replace_codes(), see replace_dead_codes_().
-struct CodebookState {
+struct DeadCodeState {
   const at::Tensor& embed;
   const at::Tensor& embed_avg;
   const at::Tensor& cluster_size;
@@ -34,19 +34,19 @@ at::Tensor dead_code_limits(const at::Tensor& cluster_size, double threshold,
 
 /// Dead codes, bool (H, K): few tokens, none in this step unless `replace_used`, and not cooling
 /// down.
-at::Tensor dead_codes(const CodebookState& state, const at::Tensor& counts,
+at::Tensor dead_codes(const DeadCodeState& state, const at::Tensor& counts,
                       const at::Tensor& limits, bool replace_used);
 
 /// Cool-downs fall by 1 to 0 in a step that has a token; reads nothing on the host.
 void count_down(const at::Tensor& cooldown, const at::Tensor& counts);
 
 /// (H,) bool: whether at least as many candidates as dead codes differ from every live code.
-at::Tensor enough_candidates(const CodebookState& state, const at::Tensor& dead,
+at::Tensor enough_candidates(const DeadCodeState& state, const at::Tensor& dead,
                              const at::Tensor& keys, const at::Tensor& rows, const at::Tensor& rng);
 
 /// Replaces dead codes by the candidates that differ from every live code, in the order of their
 /// keys, and sets their cluster size to reset_cluster_size (H, 1). Returns replaced codes (H,).
-at::Tensor replace_codes(const CodebookState& state, const at::Tensor& dead, const at::Tensor& keys,
+at::Tensor replace_codes(const DeadCodeState& state, const at::Tensor& dead, const at::Tensor& keys,
                          const at::Tensor& rows, const at::Tensor& rng,
                          const at::Tensor& reset_cluster_size, int64_t cooldown_steps);
 

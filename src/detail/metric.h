@@ -15,4 +15,8 @@ inline Metric parse_metric(const char* op, c10::string_view metric) {
   return Metric::kCosine;
 }
 
+inline bool is_cosine(const char* op, c10::string_view metric) {
+  return parse_metric(op, metric) == Metric::kCosine;
+}
+
 }  // namespace torchvq::detail

@@ -8,10 +8,25 @@
 
 namespace torchvq::detail {
 
-/// Dtype of a loss: float64 for float64 input, else float32, half and bfloat16 included.
+/// float64 for float64, otherwise float32, half and bfloat16 included: the dtype in which quantizers
+/// compute.
+inline at::ScalarType compute_dtype(at::ScalarType dtype) {
+  return dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
+inline at::ScalarType compute_dtype(const at::Tensor& x) { return compute_dtype(x.scalar_type()); }
+
+/// float64 if either is float64, otherwise float32.
 inline at::ScalarType value_dtype(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == at::kDouble || b.scalar_type() == at::kDouble ? at::kDouble
                                                                           : at::kFloat;
+}
+
+/// Whether a dtype is float16 or bfloat16.
+inline bool is_half(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
+
+/// Half precision as float32; others as they are.
+inline at::Tensor widened(const at::Tensor& tensor) {
+  return is_half(tensor.scalar_type()) ? tensor.to(at::kFloat) : tensor;
 }
 
 /// Dtype of intermediate sums, distances and probabilities: float64 wherever the device has it.

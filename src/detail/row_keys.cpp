@@ -8,6 +8,7 @@
 #include <ATen/ops/where.h>
 
 #include "detail/codebook_average.h"
+#include "detail/precision.h"
 #include "detail/random_tensor.h"
 #include "kernels/cpu/row_hash.h"
 #include "kernels/cpu/row_magnitude.h"
@@ -124,7 +125,7 @@ std::pair<at::Tensor, at::Tensor> sort_distinct(const at::Tensor& keys) {
 }
 
 at::Tensor rows_as_codes(const at::Tensor& x, bool unit) {
-  const auto dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto dtype = compute_dtype(x);
   const auto rows = x.to(dtype);
   return unit ? unit_rows(rows).to(dtype) : rows;
 }

@@ -2,6 +2,7 @@
 // same shape, codebooks (H, K, D), masks (H, N), indices (H, N).
 #pragma once
 
+#include <limits>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
@@ -83,8 +84,8 @@ inline void check_topk(const char* op, const std::optional<int64_t>& topk,
 
 /// Rejects NaN, negative and infinite values.
 inline void check_non_negative(const char* op, const char* name, double value) {
-  TORCH_CHECK_VALUE(value >= 0 && value <= 1.7976931348623157e308, op, ": expected ", name,
-                    " to be finite and non-negative, but got ", value);
+  TORCH_CHECK_VALUE(value >= 0 && value <= std::numeric_limits<double>::max(), op, ": expected ",
+                    name, " to be finite and non-negative, but got ", value);
 }
 
 /// Rejects a number that is infinite in the dtype of a computation, float32 at least.
@@ -97,8 +98,8 @@ inline void check_fits(const char* op, const char* name, double value, at::Scala
 
 /// Rejects NaN, negative and infinite values, and zero.
 inline void check_positive(const char* op, const char* name, double value) {
-  TORCH_CHECK_VALUE(value > 0 && value <= 1.7976931348623157e308, op, ": expected ", name,
-                    " to be finite and positive, but got ", value);
+  TORCH_CHECK_VALUE(value > 0 && value <= std::numeric_limits<double>::max(), op, ": expected ",
+                    name, " to be finite and positive, but got ", value);
 }
 
 }  // namespace torchvq::detail

@@ -29,8 +29,8 @@ struct Verdict {
 /// device.
 Verdict read_header(const at::Tensor& sum, int64_t size);
 
-/// A number and a text (truncated to 1000 bytes) of each rank, exchanged by
-/// one fixed-size all-gather.
+/// A number and a text of each rank, exchanged by one fixed-size all-gather. A long text keeps its
+/// beginning and a hash of the whole.
 struct Note {
   int64_t number;
   std::string text;

@@ -1,10 +1,7 @@
 #include "distributed/candidates.h"
 
-#include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/sort.h>
 
-#include "detail/row_keys.h"
 #include "distributed/bytes.h"
 
 namespace torchvq::distributed {
@@ -26,21 +23,6 @@ at::Tensor side_by_side(const at::Tensor& bytes, int64_t& begin, const at::Tenso
 }
 
 }  // namespace
-
-Candidates best_candidates(const std::vector<Candidates>& sets, int64_t count) {
-  if (sets.size() == 1) return sets[0];
-  std::vector<at::Tensor> keys, rows;
-  for (const auto& set : sets) {
-    keys.push_back(set.keys);
-    rows.push_back(set.rows);
-  }
-  const auto all_rows = at::cat(rows, 1);
-  const auto [distinct, positions] = detail::sort_distinct(at::cat(keys, 1));
-  const auto [sorted, order] = at::sort(distinct, /*stable=*/true, /*dim=*/1, /*descending=*/false);
-  const auto chosen = positions.gather(1, order.narrow(1, 0, count)).unsqueeze(-1);
-  return {sorted.narrow(1, 0, count),
-          all_rows.gather(1, chosen.expand({-1, -1, all_rows.size(2)}))};
-}
 
 std::vector<Candidates> gather_candidates(const Group& group, const std::vector<Candidates>& own) {
   if (group.alone()) return own;

@@ -1,4 +1,4 @@
-// Candidates of several levels and ranks: fixed-size sets of (key, row), merged by key.
+// Candidates of several levels and ranks: fixed-size sets of (key, row).
 #pragma once
 
 #include <vector>
@@ -14,9 +14,6 @@ struct Candidates {
   at::Tensor keys;
   at::Tensor rows;
 };
-
-/// The `count` smallest distinct keys of several sets, with their rows.
-Candidates best_candidates(const std::vector<Candidates>& sets, int64_t count);
 
 /// Concatenates the sets of all ranks on axis 1, for each entry, with one all-gather. Shapes must
 /// be the same on all ranks.

@@ -7,6 +7,7 @@
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
@@ -212,6 +213,11 @@ void Group::broadcast_(const at::Tensor& tensor, const char* what) const {
     std::vector<at::Tensor> tensors{own};
     return group.broadcast(tensors, {});
   });
+}
+
+at::Tensor own_row(const Group& group, const at::Tensor& values) {
+  return at::constant_pad_nd(values.unsqueeze(0),
+                             {0, 0, group.rank(), group.size() - 1 - group.rank()});
 }
 
 }  // namespace torchvq::distributed

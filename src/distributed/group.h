@@ -83,4 +83,7 @@ class Group {
   int64_t rank_ = 0;
 };
 
+/// A row per rank: `values` (n,) in this rank's and zeros in the others, so that a sum gathers them.
+at::Tensor own_row(const Group& group, const at::Tensor& values);
+
 }  // namespace torchvq::distributed

@@ -18,8 +18,8 @@
 #include <torchvq/ops/code_statistics.h>
 
 #include "detail/checks.h"
-#include "detail/codebook_state.h"
 #include "detail/exponents.h"
+#include "detail/metric.h"
 #include "detail/no_gradient.h"
 #include "detail/op_handle.h"
 #include "detail/random_tensor.h"
@@ -88,7 +88,7 @@ void check_state(const KeepArguments& arguments, size_t c) {
 bool check_kept(const KeepArguments& arguments, std::string_view metric) {
   const auto number = arguments.size();
   check_synced_code_statistics(arguments.levels.x, arguments.indices, arguments.exponents,
-                               arguments.levels.mask, {}, arguments.state, arguments.step,
+                               arguments.levels.mask, arguments.state, arguments.step,
                                arguments.reduction);
   for (const auto size :
        {arguments.rng.size(), arguments.cluster_size.size(), arguments.kept.size() / kKeptTensors,
@@ -100,7 +100,7 @@ bool check_kept(const KeepArguments& arguments, std::string_view metric) {
   TORCH_CHECK_VALUE(arguments.every == 0 || arguments.every >= 2, kKeepStatistics,
                     ": expected every to be 0 or at least 2, but got ", arguments.every);
   for (size_t c = 0; c < number; ++c) check_state(arguments, c);
-  return detail::check_metric(kKeepStatistics, metric);
+  return detail::is_cosine(kKeepStatistics, metric);
 }
 
 /// The state of the kept steps.
@@ -262,8 +262,8 @@ Offered keep_statistics(at::TensorList kept, at::TensorList found, at::TensorLis
                         std::string_view signature, std::string_view reduction,
                         std::string_view group_name, std::string_view label) {
   KeepArguments arguments{
-      kept,  found,        {x, mask, {}}, indices,  exponents, state,     step,
-      rng,   cluster_size, every,         replaces, kept_size, threshold, threshold_fraction,
+      kept,  found,        {x, mask}, indices,  exponents, state,     step,
+      rng,   cluster_size, every,     replaces, kept_size, threshold, threshold_fraction,
       false, signature,    reduction};
   arguments.unit = check_kept(arguments, metric);
   const Group group(group_name, {std::string(label), meta ? at::Tensor() : step});

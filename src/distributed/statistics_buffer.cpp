@@ -76,13 +76,6 @@ at::Tensor from_limbs(const at::Tensor& limbs) {
   return integers.bitwise_left_shift(limb_shifts(integers.select(0, 0), limbs.size(0))).sum(0);
 }
 
-/// A row per rank, of which only this rank's is nonzero: summing gathers the rows.
-at::Tensor own_row(const Group& group, const at::Tensor& words) {
-  auto rows = words.new_zeros({group.size(), words.size(0)});
-  rows.select(0, group.rank()).copy_(words);
-  return rows;
-}
-
 /// Clamps sums that exceed the range of float32.
 at::Tensor finite(const at::Tensor& values) {
   constexpr double kLargest = std::numeric_limits<float>::max();
@@ -125,21 +118,21 @@ int64_t bytes_of_a_word(bool wide) {
 }
 
 StatisticsMessage send_exact(const Group& group, const at::Tensor& hash, const at::Tensor& news,
-                             const SyncedStatistics& own, const at::Tensor& passed) {
+                             const SyncedStatistics& own, const at::Tensor& extra) {
   Packer packer;
   packer.add(make_header(hash, news));
   for (size_t c = 0; c < own.counts.size(); ++c) {
     packer.add(own.counts[c]);
     packer.add(own.sums[c]);
   }
-  packer.add(own_row(group, passed));
+  packer.add(own_row(group, extra));
   auto packed = packer.packed();
   auto sum = group.start_sum(packed, kWhat);
   return {std::move(packed), std::move(sum)};
 }
 
 Verdict receive_exact(const Group& group, const StatisticsMessage& message, SyncedStatistics& own,
-                      at::Tensor& passed) {
+                      at::Tensor& extra) {
   group.wait(message.sum);
   Unpacker unpacker(message.packed);
   const auto verdict = read_header(unpacker.next({kHeaderSize}), group.size());
@@ -147,17 +140,17 @@ Verdict receive_exact(const Group& group, const StatisticsMessage& message, Sync
     own.counts[c] = unpacker.next(own.counts[c].sizes());
     own.sums[c] = unpacker.next(own.sums[c].sizes());
   }
-  passed = unpacker.next({group.size(), passed.size(0)});
+  extra = unpacker.next({group.size(), extra.size(0)});
   return verdict;
 }
 
 Verdict reduce_exact(const Group& group, const at::Tensor& hash, const at::Tensor& news,
-                     SyncedStatistics& own, at::Tensor& passed) {
-  return receive_exact(group, send_exact(group, hash, news, own, passed), own, passed);
+                     SyncedStatistics& own, at::Tensor& extra) {
+  return receive_exact(group, send_exact(group, hash, news, own, extra), own, extra);
 }
 
 StatisticsMessage send_float(const Group& group, const at::Tensor& hash, const at::Tensor& news,
-                             const SyncedStatistics& own, const at::Tensor& passed) {
+                             const SyncedStatistics& own, const at::Tensor& extra) {
   TORCH_CHECK_VALUE(group.size() <= kMaxFloatRanks, group.subject(),
                     ": expected reduction=\"float\" to have at most ", kMaxFloatRanks,
                     " ranks, but got ", group.size(), "; use \"exact\"");
@@ -168,14 +161,14 @@ StatisticsMessage send_float(const Group& group, const at::Tensor& hash, const a
     packer.add(to_limbs(own.counts[c], dtype));
     packer.add(decode_sums(own.sums[c], own.exponents[c], dtype));
   }
-  packer.add(to_limbs(own_row(group, passed), dtype, kWordLimbs));
+  packer.add(to_limbs(own_row(group, extra), dtype, kWordLimbs));
   auto packed = packer.packed();
   auto sum = group.start_sum(packed, kWhat);
   return {std::move(packed), std::move(sum)};
 }
 
 Verdict receive_float(const Group& group, const StatisticsMessage& message,
-                      at::TensorList exponents, SyncedStatistics& own, at::Tensor& passed) {
+                      at::TensorList exponents, SyncedStatistics& own, at::Tensor& extra) {
   group.wait(message.sum);
   Unpacker unpacker(message.packed);
   const auto verdict =
@@ -186,14 +179,14 @@ Verdict receive_float(const Group& group, const StatisticsMessage& message,
     const auto values = finite(unpacker.next(sums.slice(1)));
     std::tie(own.sums[c], own.exponents[c]) = encode_sums(values, exponents[c], sums[0]);
   }
-  passed = from_limbs(unpacker.next({kWordLimbs, group.size(), passed.size(0)}));
+  extra = from_limbs(unpacker.next({kWordLimbs, group.size(), extra.size(0)}));
   return verdict;
 }
 
 Verdict reduce_float(const Group& group, const at::Tensor& hash, const at::Tensor& news,
-                     at::TensorList exponents, SyncedStatistics& own, at::Tensor& passed) {
-  const auto message = send_float(group, hash, news, own, passed);
-  return receive_float(group, message, exponents, own, passed);
+                     at::TensorList exponents, SyncedStatistics& own, at::Tensor& extra) {
+  const auto message = send_float(group, hash, news, own, extra);
+  return receive_float(group, message, exponents, own, extra);
 }
 
 }  // namespace torchvq::distributed

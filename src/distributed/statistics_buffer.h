@@ -23,21 +23,21 @@ struct StatisticsMessage {
 /// Sums statistics over the group, in place of `own`, with one all-reduce of int64. All ranks must
 /// use the same exponents; otherwise the verdict has news and the sums are meaningless.
 ///
-/// @param passed  int64 words (n,) of this rank, replaced by those of all ranks, (W, n).
+/// @param extra  int64 words (n,) of this rank, replaced by those of all ranks, (W, n).
 StatisticsMessage send_exact(const Group& group, const at::Tensor& hash, const at::Tensor& news,
-                             const SyncedStatistics& own, const at::Tensor& passed);
+                             const SyncedStatistics& own, const at::Tensor& extra);
 Verdict receive_exact(const Group& group, const StatisticsMessage& message, SyncedStatistics& own,
-                      at::Tensor& passed);
+                      at::Tensor& extra);
 Verdict reduce_exact(const Group& group, const at::Tensor& hash, const at::Tensor& news,
-                     SyncedStatistics& own, at::Tensor& passed);
+                     SyncedStatistics& own, at::Tensor& extra);
 
 /// The same in floating point; exponents rise as needed to hold the sums. News need no second
 /// round, because sums are decoded before they are sent.
 StatisticsMessage send_float(const Group& group, const at::Tensor& hash, const at::Tensor& news,
-                             const SyncedStatistics& own, const at::Tensor& passed);
+                             const SyncedStatistics& own, const at::Tensor& extra);
 Verdict receive_float(const Group& group, const StatisticsMessage& message,
-                      at::TensorList exponents, SyncedStatistics& own, at::Tensor& passed);
+                      at::TensorList exponents, SyncedStatistics& own, at::Tensor& extra);
 Verdict reduce_float(const Group& group, const at::Tensor& hash, const at::Tensor& news,
-                     at::TensorList exponents, SyncedStatistics& own, at::Tensor& passed);
+                     at::TensorList exponents, SyncedStatistics& own, at::Tensor& extra);
 
 }  // namespace torchvq::distributed

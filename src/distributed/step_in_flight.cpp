@@ -9,14 +9,14 @@ namespace {
 
 StepMessage checked(StepMessage message) {
   const auto& options = message.options;
-  check_synced_code_statistics(message.x, message.indices, message.exponents, options.mask, {},
+  check_synced_code_statistics(message.x, message.indices, message.exponents, options.mask,
                                options.state, options.rng, options.reduction);
   return message;
 }
 
 StatisticsArguments arguments_of(const StepMessage& message) {
   const auto& options = message.options;
-  return {message.x,     message.indices, message.exponents, options.mask,     {},
+  return {message.x,     message.indices, message.exponents, options.mask,
           options.state, options.rng,     options.signature, options.reduction};
 }
 

@@ -15,31 +15,19 @@ namespace torchvq::distributed {
 
 void check_synced_code_statistics(at::TensorList x, at::TensorList indices,
                                   at::TensorList exponents, at::TensorList mask,
-                                  at::IntArrayRef codebooks, at::TensorList state,
-                                  const std::optional<at::Tensor>& rng,
+                                  at::TensorList state, const std::optional<at::Tensor>& rng,
                                   std::string_view reduction) {
   constexpr auto op = "synced_code_statistics";
-  const Levels levels{x, mask, codebooks};
+  const Levels levels{x, mask};
   check_levels(op, levels, exponents.size());
   TORCH_CHECK_VALUE(indices.size() == levels.size(), op, ": expected indices to hold ",
                     levels.size(), " tensors (levels of x), but got ", indices.size());
   TORCH_CHECK_VALUE(reduction == "exact" || reduction == "float", op,
                     ": expected reduction to be \"exact\" or \"float\", but got \"", reduction,
                     "\"");
-  std::vector<size_t> first(exponents.size(), levels.size());
   for (size_t level = 0; level < levels.size(); ++level) {
-    const auto codebook = levels.codebook(level);
-    detail::check_code_statistics(x[level], indices[level], exponents[codebook],
+    detail::check_code_statistics(x[level], indices[level], exponents[level],
                                   levels.mask_of(level));
-    auto& other = first[codebook];
-    if (other == levels.size()) other = level;
-    TORCH_CHECK_VALUE(
-        x[level].sym_size(2) == x[other].sym_size(2) &&
-            x[level].scalar_type() == x[other].scalar_type(),
-        op,
-        ": expected levels that share a codebook to have tokens of one size and dtype, but got ",
-        x[level].sym_sizes(), " ", x[level].scalar_type(), " and ", x[other].sym_sizes(), " ",
-        x[other].scalar_type());
     detail::check_same_device(op, "x[0]", x[0], "x of another level", x[level]);
   }
   for (const auto& tensor : state) detail::check_same_device(op, "x[0]", x[0], "state", tensor);
@@ -56,22 +44,20 @@ SyncedStatistics synced_code_statistics(at::TensorList x, at::TensorList indices
       detail::op_handle<SyncedCodeStatisticsSignature>("torchvq::synced_code_statistics");
   const auto rng = options.rng.defined() ? std::optional(options.rng) : std::nullopt;
   auto [counts, sums, used] =
-      op.call(x, indices, exponents, options.mask, options.codebooks, options.state, rng,
-              options.signature, options.reduction, options.group_name, options.label);
+      op.call(x, indices, exponents, options.mask, options.state, rng, options.signature,
+              options.reduction, options.group_name, options.label);
   return {std::move(counts), std::move(sums), std::move(used)};
 }
 
-StatisticsLists empty_statistics(at::TensorList x, at::TensorList indices, at::TensorList exponents,
-                                 at::IntArrayRef codebooks) {
-  const Levels levels{x, {}, codebooks};
-  std::vector<at::Tensor> counts(exponents.size()), sums(exponents.size()), used(exponents.size());
-  for (size_t level = 0; level < levels.size(); ++level) {
-    const auto c = levels.codebook(level);
-    const auto heads = exponents[c].sym_size(0), size = exponents[c].sym_size(1);
+StatisticsLists empty_statistics(at::TensorList x, at::TensorList indices,
+                                 at::TensorList exponents) {
+  std::vector<at::Tensor> counts, sums, used;
+  for (size_t level = 0; level < x.size(); ++level) {
+    const auto heads = exponents[level].sym_size(0), size = exponents[level].sym_size(1);
     const c10::SymInt words = detail::sum_words(x[level].scalar_type());
-    counts[c] = indices[level].new_empty_symint({heads, size});
-    sums[c] = indices[level].new_empty_symint({words, heads, size, x[level].sym_size(2)});
-    used[c] = exponents[c].new_empty_symint({heads, size});
+    counts.push_back(indices[level].new_empty_symint({heads, size}));
+    sums.push_back(indices[level].new_empty_symint({words, heads, size, x[level].sym_size(2)}));
+    used.push_back(exponents[level].new_empty_symint({heads, size}));
   }
   return {counts, sums, used};
 }
@@ -80,11 +66,10 @@ namespace {
 
 StatisticsLists synced_code_statistics_meta(
     at::TensorList x, at::TensorList indices, at::TensorList exponents, at::TensorList mask,
-    at::IntArrayRef codebooks, at::TensorList state, const std::optional<at::Tensor>& rng,
-    std::string_view /*signature*/, std::string_view reduction, std::string_view /*group_name*/,
-    std::string_view /*label*/) {
-  check_synced_code_statistics(x, indices, exponents, mask, codebooks, state, rng, reduction);
-  return empty_statistics(x, indices, exponents, codebooks);
+    at::TensorList state, const std::optional<at::Tensor>& rng, std::string_view /*signature*/,
+    std::string_view reduction, std::string_view /*group_name*/, std::string_view /*label*/) {
+  check_synced_code_statistics(x, indices, exponents, mask, state, rng, reduction);
+  return empty_statistics(x, indices, exponents);
 }
 
 }  // namespace
@@ -94,10 +79,9 @@ StatisticsLists synced_code_statistics_meta(
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "synced_code_statistics(Tensor[] x, Tensor[] indices, Tensor[] exponents, *, Tensor[] mask, "
-      "int[] codebooks=[], "
-      "Tensor[] state, Tensor? rng=None, str signature=\"\", str reduction=\"exact\", str "
-      "group_name=\"\", "
-      "str label=\"quantizer\") -> (Tensor[] counts, Tensor[] sums, Tensor[] exponents)",
+      "Tensor[] state, Tensor? rng=None, str signature=\"\", str reduction=\"exact\", "
+      "str group_name=\"\", str label=\"quantizer\") -> (Tensor[] counts, Tensor[] sums, Tensor[] "
+      "exponents)",
       torchvq::detail::waits());
 }
 

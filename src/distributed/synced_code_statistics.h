@@ -21,18 +21,17 @@ using StatisticsLists =
 
 using SyncedCodeStatisticsSignature = StatisticsLists(
     at::TensorList x, at::TensorList indices, at::TensorList exponents, at::TensorList mask,
-    at::IntArrayRef codebooks, at::TensorList state, const std::optional<at::Tensor>& rng,
-    std::string_view signature, std::string_view reduction, std::string_view group_name,
-    std::string_view label);
+    at::TensorList state, const std::optional<at::Tensor>& rng, std::string_view signature,
+    std::string_view reduction, std::string_view group_name, std::string_view label);
 
 void check_synced_code_statistics(at::TensorList x, at::TensorList indices,
                                   at::TensorList exponents, at::TensorList mask,
-                                  at::IntArrayRef codebooks, at::TensorList state,
-                                  const std::optional<at::Tensor>& rng, std::string_view reduction);
+                                  at::TensorList state, const std::optional<at::Tensor>& rng,
+                                  std::string_view reduction);
 
 /// Uninitialised outputs, for Meta kernels.
-StatisticsLists empty_statistics(at::TensorList x, at::TensorList indices, at::TensorList exponents,
-                                 at::IntArrayRef codebooks);
+StatisticsLists empty_statistics(at::TensorList x, at::TensorList indices,
+                                 at::TensorList exponents);
 
 /// Arguments that have been checked.
 struct StatisticsArguments {
@@ -40,7 +39,6 @@ struct StatisticsArguments {
   at::TensorList indices;
   at::TensorList exponents;
   at::TensorList mask;
-  at::IntArrayRef codebooks;
   at::TensorList state;
   at::Tensor rng;
   std::string_view signature;
@@ -51,10 +49,10 @@ struct StatisticsArguments {
 /// The referenced arguments and the group must outlive this object.
 class StatisticsInFlight {
  public:
-  StatisticsInFlight(const Group& group, const StatisticsArguments& arguments, at::Tensor passed);
+  StatisticsInFlight(const Group& group, const StatisticsArguments& arguments, at::Tensor extra);
   /// The result of reduce_statistics(). If tokens outgrew an exponent on some rank, two collectives
   /// follow.
-  StatisticsLists receive(at::Tensor& passed);
+  StatisticsLists receive(at::Tensor& extra);
 
  private:
   [[nodiscard]] bool exact() const { return arguments_.reduction == "exact"; }
@@ -62,16 +60,16 @@ class StatisticsInFlight {
 
   const Group& group_;
   StatisticsArguments arguments_;
-  at::Tensor passed_;
+  at::Tensor extra_;
   SyncedStatistics own_;
   Claim claim_;
   at::Tensor hash_, news_;
   StatisticsMessage message_;
 };
 
-/// The statistics of all ranks. `passed` (n,), int64, is sent with them and becomes (W, n).
+/// The statistics of all ranks. `extra` (n,), int64, is sent with them and becomes (W, n).
 StatisticsLists reduce_statistics(const Group& group, const StatisticsArguments& arguments,
-                                  at::Tensor& passed);
+                                  at::Tensor& extra);
 
 /// The largest exponents of all ranks: one all-reduce.
 std::vector<at::Tensor> largest_exponents(const Group& group, const SyncedStatistics& own);

@@ -12,6 +12,7 @@
 
 #include "detail/no_gradient.h"
 #include "detail/op_handle.h"
+#include "detail/precision.h"
 #include "detail/row_keys.h"
 #include "distributed/group.h"
 #include "distributed/kmeans_step.h"
@@ -127,7 +128,7 @@ Result synced_kmeans_any(const at::Tensor& x, int64_t codebook_size, const at::T
   const Group group(group_name, {sync.label, rng});
   const auto own = points_of_heads(x, mask, rng, unit);
   const auto sample = gather_sample(group, own, sample_size(codebook_size));
-  const auto dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto dtype = detail::compute_dtype(x);
   auto codebook = x.new_zeros({x.size(0), codebook_size, x.size(2)}, x.options().dtype(dtype));
   auto counts = rng.new_zeros({x.size(0), codebook_size});
   for (int64_t head = 0; head < x.size(0); ++head) {
@@ -156,7 +157,7 @@ Result synced_kmeans_meta(const at::Tensor& x, int64_t codebook_size, const at::
                           const std::optional<at::Tensor>& mask, std::string_view /*group_name*/,
                           std::string_view /*label*/) {
   detail::check_kmeans(x, codebook_size, rng, iterations, metric, mask);
-  const auto dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto dtype = detail::compute_dtype(x);
   const auto heads = x.sym_size(0);
   return {x.new_empty_symint({heads, codebook_size, x.sym_size(2)}, x.options().dtype(dtype)),
           rng.new_empty_symint({heads, codebook_size})};

@@ -37,7 +37,7 @@ struct Arguments {
   bool due = true;
 };
 
-detail::CodebookState state_of(const Arguments& arguments, size_t codebook) {
+detail::DeadCodeState state_of(const Arguments& arguments, size_t codebook) {
   const auto& states = arguments.states;
   return {states.embed[codebook], states.embed_avg[codebook], states.cluster_size[codebook],
           states.cooldown[codebook]};
@@ -57,11 +57,9 @@ bool check_dead_code_arguments(const Arguments& arguments, std::string_view metr
   check_levels(kSyncedReplaceDeadCodes, arguments.levels, number);
   bool unit = false;
   for (size_t level = 0; level < arguments.levels.size(); ++level) {
-    const auto c = arguments.levels.codebook(level);
-    const auto state = state_of(arguments, c);
-    unit = detail::check_replace_dead_codes_(state, arguments.levels.x[level], arguments.counts[c],
-                                             arguments.rng[c], arguments.levels.mask_of(level),
-                                             arguments.dead, metric);
+    unit = detail::check_replace_dead_codes_(
+        state_of(arguments, level), arguments.levels.x[level], arguments.counts[level],
+        arguments.rng[level], arguments.levels.mask_of(level), arguments.dead, metric);
   }
   return unit;
 }
@@ -84,19 +82,12 @@ std::vector<DeadCodes> find_dead_codes(const Arguments& arguments) {
   return all;
 }
 
-const char* metric_of(bool unit) { return unit ? "cosine" : "euclidean"; }
-
 Candidates own_candidates(const Arguments& arguments, size_t codebook, bool unit) {
-  const int64_t count = arguments.states.embed[codebook].size(1);
-  std::vector<Candidates> sets;
-  for (size_t level = 0; level < arguments.levels.size(); ++level) {
-    if (arguments.levels.codebook(level) != codebook) continue;
-    auto [keys, rows] =
-        ops::dead_code_candidates(arguments.levels.x[level], arguments.rng[codebook], count,
-                                  arguments.levels.mask_of(level), metric_of(unit));
-    sets.push_back({std::move(keys), std::move(rows)});
-  }
-  return best_candidates(sets, count);
+  auto [keys, rows] =
+      ops::dead_code_candidates(arguments.levels.x[codebook], arguments.rng[codebook],
+                                arguments.states.embed[codebook].size(1),
+                                arguments.levels.mask_of(codebook), unit ? "cosine" : "euclidean");
+  return {std::move(keys), std::move(rows)};
 }
 
 /// The candidates that were sent with the statistics, for each codebook;
@@ -244,20 +235,20 @@ at::Tensor replace(const Group& group, const Arguments& arguments, bool unit) {
 
 using SyncedReplaceDeadCodesSignature = at::Tensor(
     at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
-    at::TensorList, at::TensorList, at::IntArrayRef, double, double, double, int64_t,
-    std::string_view, std::string_view, std::string_view, const std::optional<at::Tensor>&,
-    std::string_view, const std::optional<at::Tensor>&, bool);
+    at::TensorList, at::TensorList, double, double, double, int64_t, std::string_view,
+    std::string_view, std::string_view, const std::optional<at::Tensor>&, std::string_view,
+    const std::optional<at::Tensor>&, bool);
 
 at::Tensor synced_replace_dead_codes_any(
     at::TensorList embed, at::TensorList embed_avg, at::TensorList cluster_size,
     at::TensorList cooldown, at::TensorList x, at::TensorList counts, at::TensorList rng,
-    at::TensorList mask, at::IntArrayRef codebooks, double threshold, double threshold_fraction,
-    double reset_cluster_size, int64_t cooldown_steps, std::string_view metric,
-    std::string_view group_name, std::string_view label, const std::optional<at::Tensor>& offered,
-    std::string_view reduction, const std::optional<at::Tensor>& due, bool replace_used) {
+    at::TensorList mask, double threshold, double threshold_fraction, double reset_cluster_size,
+    int64_t cooldown_steps, std::string_view metric, std::string_view group_name,
+    std::string_view label, const std::optional<at::Tensor>& offered, std::string_view reduction,
+    const std::optional<at::Tensor>& due, bool replace_used) {
   const Arguments arguments{
       {embed, embed_avg, cluster_size, cooldown},
-      {x, mask, codebooks},
+      {x, mask},
       counts,
       rng,
       {threshold, threshold_fraction, reset_cluster_size, cooldown_steps, replace_used},
@@ -271,14 +262,13 @@ at::Tensor synced_replace_dead_codes_any(
 at::Tensor synced_replace_dead_codes_meta(
     at::TensorList embed, at::TensorList embed_avg, at::TensorList cluster_size,
     at::TensorList cooldown, at::TensorList x, at::TensorList counts, at::TensorList rng,
-    at::TensorList mask, at::IntArrayRef codebooks, double threshold, double threshold_fraction,
-    double reset_cluster_size, int64_t cooldown_steps, std::string_view metric,
-    std::string_view /*group_name*/, std::string_view /*label*/,
-    const std::optional<at::Tensor>& /*offered*/, std::string_view /*reduction*/,
-    const std::optional<at::Tensor>& /*due*/, bool replace_used) {
+    at::TensorList mask, double threshold, double threshold_fraction, double reset_cluster_size,
+    int64_t cooldown_steps, std::string_view metric, std::string_view /*group_name*/,
+    std::string_view /*label*/, const std::optional<at::Tensor>& /*offered*/,
+    std::string_view /*reduction*/, const std::optional<at::Tensor>& /*due*/, bool replace_used) {
   check_dead_code_arguments(
       {{embed, embed_avg, cluster_size, cooldown},
-       {x, mask, codebooks},
+       {x, mask},
        counts,
        rng,
        {threshold, threshold_fraction, reset_cluster_size, cooldown_steps, replace_used},
@@ -299,7 +289,7 @@ at::Tensor synced_replace_dead_codes_(const CodebookStates& states, at::TensorLi
       detail::op_handle<SyncedReplaceDeadCodesSignature>("torchvq::synced_replace_dead_codes_");
   const auto& dead = options.dead;
   return op.call(states.embed, states.embed_avg, states.cluster_size, states.cooldown, x, counts,
-                 rng, options.mask, options.codebooks, dead.threshold, dead.threshold_fraction,
+                 rng, options.mask, dead.threshold, dead.threshold_fraction,
                  dead.reset_cluster_size, dead.cooldown_steps, dead.metric, options.group_name,
                  options.label, options.offered, options.reduction, options.due, dead.replace_used);
 }
@@ -310,8 +300,7 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "synced_replace_dead_codes_(Tensor(a!)[] embed, Tensor(b!)[] embed_avg, Tensor(c!)[] "
       "cluster_size, "
-      "Tensor(d!)[] cooldown, Tensor[] x, Tensor[] counts, Tensor[] rng, *, Tensor[] mask, int[] "
-      "codebooks=[], "
+      "Tensor(d!)[] cooldown, Tensor[] x, Tensor[] counts, Tensor[] rng, *, Tensor[] mask, "
       "float threshold, float threshold_fraction=0, float reset_cluster_size, int cooldown_steps, "
       "str metric=\"euclidean\", str group_name=\"\", str label=\"quantizer\", "
       "Tensor? offered=None, str reduction=\"exact\", Tensor? due=None, bool replace_used=False) "

@@ -60,7 +60,7 @@ StepLists step_statistics(at::TensorList x, at::TensorList indices, at::TensorLi
                           std::string_view signature, std::string_view reduction,
                           std::string_view group_name, std::string_view label) {
   check_levels(x, rng, cluster_size);
-  check_synced_code_statistics(x, indices, exponents, mask, {}, state, rng[0], reduction);
+  check_synced_code_statistics(x, indices, exponents, mask, state, rng[0], reduction);
   const OfferArguments arguments{x,
                                  exponents,
                                  mask,
@@ -73,13 +73,13 @@ StepLists step_statistics(at::TensorList x, at::TensorList indices, at::TensorLi
                                  reduction == "exact"};
   const Group group(group_name, {std::string(label), meta ? at::Tensor() : rng[0]});
   if constexpr (meta) {
-    auto [counts, sums, used] = empty_statistics(x, indices, exponents, {});
+    auto [counts, sums, used] = empty_statistics(x, indices, exponents);
     return {std::move(counts), std::move(sums), std::move(used),
             rng[0].new_empty({group.size(), words_of_offer(arguments, group)})};
   } else {
     auto offered = group.alone() ? rng[0].new_empty({0}) : own_offer(arguments, group);
     auto [counts, sums, used] = reduce_statistics(
-        group, {x, indices, exponents, mask, {}, state, rng[0], signature, reduction}, offered);
+        group, {x, indices, exponents, mask, state, rng[0], signature, reduction}, offered);
     return {std::move(counts), std::move(sums), std::move(used), std::move(offered)};
   }
 }
@@ -100,7 +100,7 @@ OfferShape offer_shape(const at::Tensor& x, const at::Tensor& codes_of_heads) {
 }
 
 at::Tensor own_offer(const OfferArguments& arguments, const Group& group) {
-  const Levels levels{arguments.x, arguments.mask, {}};
+  const Levels levels{arguments.x, arguments.mask};
   std::vector<at::Tensor> packed{arguments.exponents[0].new_empty({0}, at::kLong)};
   for (size_t c = 0; c < arguments.x.size(); ++c) {
     const auto& x = arguments.x[c];

@@ -53,9 +53,9 @@ at::Tensor flat(at::TensorList tensors, at::ScalarType dtype) {
   return at::cat(parts);
 }
 
-/// Throws unless all ranks send as many counts. Gloo tells this all-gather from the messages of a
-/// training step, in which a rank may be that does not ask for its statistics; it would take the
-/// counts for such a message of another size, and end the process.
+/// Throws unless all ranks send as many counts. A rank that does not ask for its statistics may be
+/// in a training step: Gloo reports an all-gather that meets the all-reduce of the step, but ends
+/// the process where two all-reduces differ in size.
 void check_sizes(const Group& group, const at::Tensor& counts) {
   const auto own = at::full({1}, counts.numel(), counts.options());
   const auto all = group.all_gather(own, "the number of its codes").cpu().flatten();

@@ -7,7 +7,7 @@
 #include <torchvq/ops/residual_decode.h>
 #include <torchvq/ops/residual_encode.h>
 
-#include <algorithm>
+#include "functional/refit_codebooks.h"
 
 namespace torchvq::fit {
 namespace {
@@ -37,23 +37,16 @@ void check_stack(const CodebookStack& stack, const char* where) {
       " for ", stack.columns());
 }
 
-std::vector<at::Tensor> with_one_head(const std::vector<at::Tensor>& levels) {
-  std::vector<at::Tensor> codebooks;
-  codebooks.reserve(levels.size());
-  for (const auto& codebook : levels) codebooks.push_back(codebook.unsqueeze(0));
-  return codebooks;
-}
-
 // The search of codes of several levels, used by all commands.
 at::Tensor encode_group(const at::Tensor& x, const std::vector<at::Tensor>& levels, int64_t beam) {
   const auto rows = x.unsqueeze(0);
-  const auto codebooks = with_one_head(levels);
+  const auto codebooks = functional::with_one_head(levels);
   if (beam == 1) return ops::residual_encode(rows, codebooks).indices[0];
   return ops::residual_beam_search(rows, codebooks, beam)[0];
 }
 
 at::Tensor decode_group(const at::Tensor& codes, const std::vector<at::Tensor>& levels) {
-  return ops::residual_decode(codes.unsqueeze(0), with_one_head(levels))[0];
+  return ops::residual_decode(codes.unsqueeze(0), functional::with_one_head(levels))[0];
 }
 
 }  // namespace
@@ -65,12 +58,6 @@ int64_t CodebookStack::dim() const { return group_dim() * static_cast<int64_t>(g
 int64_t CodebookStack::levels() const { return static_cast<int64_t>(first_group(*this).size()); }
 
 int64_t CodebookStack::columns() const { return levels() * static_cast<int64_t>(groups.size()); }
-
-int64_t CodebookStack::largest_codebook() const {
-  int64_t largest = 0;
-  for (int64_t i = 0; i < columns(); ++i) largest = std::max(largest, codebook(i).size(0));
-  return largest;
-}
 
 const at::Tensor& CodebookStack::codebook(int64_t column) const {
   TORCH_CHECK_INDEX(column >= 0 && column < columns(),

@@ -20,10 +20,12 @@
 #include <utility>
 #include <vector>
 
+#include "detail/metric.h"
 #include "distributed/group.h"
 #include "fit/far_vectors.h"
 #include "fit/sample_rows.h"
 #include "fit/spread_seeds.h"
+#include "functional/joint_statistics.h"
 #include "functional/read_block.h"
 
 namespace torchvq::fit {
@@ -52,9 +54,7 @@ void check_codebook_fit(const functional::VectorBlocks& vectors,
   TORCH_CHECK_VALUE(options.iterations >= 0,
                     "fit_codebook: expected iterations to be at least 0, but got ",
                     options.iterations);
-  TORCH_CHECK_VALUE(options.metric == "euclidean" || options.metric == "cosine",
-                    "fit_codebook: expected metric to be euclidean or cosine, but got ",
-                    options.metric);
+  detail::parse_metric("fit_codebook", options.metric);
 }
 
 // Passes of Lloyd's algorithm over vectors that come in blocks.
@@ -65,13 +65,15 @@ class Lloyd {
   ///                 any split.
   Lloyd(std::string metric, int64_t rows, double largest) : metric_(std::move(metric)) {
     const int64_t token_bits = std::bit_width(static_cast<uint64_t>(rows / kSlackTokens));
-    const int64_t largest_exponent = largest == 0 ? 0 : std::ilogb(largest) + 1;
-    least_exponent_ = largest_exponent - std::max<int64_t>(0, kExponentSlack - token_bits);
+    least_exponent_ =
+        functional::exponent_for(largest) - std::max<int64_t>(0, kExponentSlack - token_bits);
   }
 
+  /// The codebook after one pass.
+  ///
   /// @param group  the ranks that share the vectors; those of this rank begin at the row that
   ///               `for_each` passes.
-  at::Tensor improve(const at::Tensor& codebook, const ForEachBlock& for_each,
+  at::Tensor iterate(const at::Tensor& codebook, const ForEachBlock& for_each,
                      const distributed::Group& group) const {
     const auto size = codebook.size(0), dim = codebook.size(1);
     const auto exponents = ops::code_exponents(codebook.unsqueeze(0)).clamp_min(least_exponent_);
@@ -145,7 +147,7 @@ class Fitter {
     output.codebook = first_codebook(sample, lloyd);
     while (output.iterations < options_.iterations && !output.converged) {
       const auto pass = ++output.iterations;
-      auto next = lloyd.improve(
+      auto next = lloyd.iterate(
           output.codebook, [&](const BlockWork& work) { for_each(pass, work); }, group_);
       output.converged = at::equal(next, output.codebook);
       output.codebook = std::move(next);
@@ -162,18 +164,15 @@ class Fitter {
   };
 
   Sample read_sample() const {
-    const auto rows = vectors_.all_rows(), before = vectors_.shard.first_row;
+    const auto rows = vectors_.all_rows();
     const auto size = sample_size(rows, options_.codebook_size);
     const SampledRows sampled(rows, size, rng(0));
     // Allocated at once: small parts kept between large blocks would fragment the heap until it
     // is as large as the file.
     const auto sample = at::zeros({size, vectors_.dim}, at::kFloat);
     double largest = 0;
-    int64_t filled = sampled.before(before);
     for_each(0, [&](int64_t first, const at::Tensor& block) {
-      const auto within = sampled.within(first, block.size(0));
-      sample.narrow(0, filled, within.size(0)).copy_(block.index_select(0, within));
-      filled += within.size(0);
+      sampled.copy_to(sample, first, block);
       const auto of_block = block.abs().max().item<double>();
       check_fittable(block, first, of_block);
       largest = std::max(largest, of_block);
@@ -200,7 +199,7 @@ class Fitter {
     const distributed::Group alone("", {"fit_codebook", {}});
     auto codebook = spread_seeds(sample, options_.codebook_size, options_.metric, rng(1));
     for (int64_t i = 0; i < kSampleIterations; ++i) {
-      codebook = lloyd.improve(codebook, [&](const BlockWork& work) { work(0, sample); }, alone);
+      codebook = lloyd.iterate(codebook, [&](const BlockWork& work) { work(0, sample); }, alone);
     }
     codebook = codebook.contiguous();
     group_.broadcast_(codebook, "the first codebook");

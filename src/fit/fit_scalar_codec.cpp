@@ -165,17 +165,14 @@ Maps fit_lfq(const at::Tensor& centred, const FitScalarOptions& options) {
 at::Tensor read_sample(const functional::VectorBlocks& vectors, int64_t seed,
                        const distributed::Group& group,
                        const std::function<void(int64_t rows)>& progress) {
-  const auto rows = vectors.all_rows(), before = vectors.shard.first_row;
+  const auto rows = vectors.all_rows();
   const auto size = std::min(rows, kSample);
   const SampledRows sampled(rows, size, at::tensor({seed, int64_t{0}}, at::kLong));
   const auto sample = at::zeros({size, vectors.dim}, at::kFloat);
-  int64_t filled = sampled.before(before);
   for (int64_t first = 0; first < vectors.rows; first += vectors.block_rows) {
     const auto count = std::min(vectors.block_rows, vectors.rows - first);
     const auto block = functional::read_block(vectors, first);
-    const auto within = sampled.within(before + first, count);
-    sample.narrow(0, filled, within.size(0)).copy_(block.index_select(0, within));
-    filled += within.size(0);
+    sampled.copy_to(sample, vectors.shard.first_row + first, block);
     if (progress) progress(first + count);
   }
   // Each row is nonzero on one rank only, so summing the bits as integers gathers them.

@@ -71,7 +71,7 @@ class StackFitter {
       output_.converged = output_.converged && fit.converged;
       output_.counts.push_back(fit.evaluation.counts);
       levels.push_back(fit.codebook);
-      if (q + 1 < options_.levels) residual.take_off(fit.codebook);
+      if (q + 1 < options_.levels) residual.subtract(fit.codebook);
     }
   }
 

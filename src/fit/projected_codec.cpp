@@ -1,6 +1,5 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/addmm.h>
-#include <ATen/ops/bincount.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/stack.h>
@@ -10,14 +9,14 @@
 #include <torchvq/ops/lookup_codes.h>
 #include <torchvq/ops/nearest_code.h>
 
-#include <algorithm>
-
+#include "detail/metric.h"
+#include "fit/evaluate_blocks.h"
 #include "functional/read_block.h"
 
 namespace torchvq::fit {
 namespace {
 
-at::Tensor through(const Projection& projection, const at::Tensor& x) {
+at::Tensor apply_projection(const Projection& projection, const at::Tensor& x) {
   if (!projection.weight.defined()) return x;
   const auto weight = projection.weight.to(at::kDouble).t();
   if (!projection.bias.defined()) return at::mm(x, weight);
@@ -25,30 +24,30 @@ at::Tensor through(const Projection& projection, const at::Tensor& x) {
 }
 
 // The vectors contributed by codes (N,) of a level; -1 gives zeros.
-at::Tensor said_by(const ProjectedLevel& level, const at::Tensor& codes) {
+at::Tensor decode_level(const ProjectedLevel& level, const at::Tensor& codes) {
   const auto codebook = level.codebook.to(at::kDouble).unsqueeze(0);
   const auto chosen = ops::lookup_codes(codebook, codes.unsqueeze(0))[0];
-  return through(level.out, chosen).masked_fill(codes.lt(0).unsqueeze(1), 0);
+  return apply_projection(level.out, chosen).masked_fill(codes.lt(0).unsqueeze(1), 0);
 }
 
 at::Tensor encode_levels(const at::Tensor& x, const ProjectedStack& stack,
                          const std::string& metric) {
-  auto residual = through(stack.in, x);
+  auto residual = apply_projection(stack.in, x);
   std::vector<at::Tensor> codes;
   for (const auto& level : stack.levels) {
     const auto options = ops::NearestCodeOptions().metric(metric);
     codes.push_back(
-        ops::nearest_code(through(level.in, residual), level.codebook, options).indices);
-    if (codes.size() < stack.levels.size()) residual = residual - said_by(level, codes.back());
+        ops::nearest_code(apply_projection(level.in, residual), level.codebook, options).indices);
+    if (codes.size() < stack.levels.size()) residual = residual - decode_level(level, codes.back());
   }
   return at::stack(codes, 1);
 }
 
 at::Tensor decode_levels(const at::Tensor& codes, const ProjectedStack& stack) {
-  auto sum = said_by(stack.levels[0], codes.select(1, 0));
+  auto sum = decode_level(stack.levels[0], codes.select(1, 0));
   for (size_t q = 1; q < stack.levels.size(); ++q)
-    sum = sum + said_by(stack.levels[q], codes.select(1, static_cast<int64_t>(q)));
-  return through(stack.out, sum).masked_fill(codes.lt(0).all(1, /*keepdim=*/true), 0);
+    sum = sum + decode_level(stack.levels[q], codes.select(1, static_cast<int64_t>(q)));
+  return apply_projection(stack.out, sum).masked_fill(codes.lt(0).all(1, /*keepdim=*/true), 0);
 }
 
 /// The features that a map gives for `features`, which are those it takes.
@@ -89,8 +88,7 @@ void check_stack(const char* where, const ProjectedStack& stack, int64_t dim) {
 }  // namespace
 
 void check_projected_codec(const char* where, const ProjectedCodec& codec) {
-  TORCH_CHECK_VALUE(codec.metric == "euclidean" || codec.metric == "cosine", where,
-                    ": expected metric to be euclidean or cosine, but got ", codec.metric);
+  detail::parse_metric(where, codec.metric);
   TORCH_CHECK_VALUE(codec.dim >= 1 && !codec.stacks.empty(), where,
                     ": expected a codec with at least one feature and stack, but got ", codec.dim,
                     " and ", codec.stacks.size());
@@ -139,26 +137,17 @@ at::Tensor decode_projected(const at::Tensor& codes, const ProjectedCodec& codec
   return sum.to(at::kFloat);
 }
 
-EvaluateProjectedOutput evaluate_projected(const functional::VectorBlocks& vectors,
-                                           const ProjectedCodec& codec,
-                                           const std::function<void(int64_t rows)>& progress) {
+Evaluation evaluate_projected(const functional::VectorBlocks& vectors, const ProjectedCodec& codec,
+                              const std::function<void(int64_t rows)>& progress) {
   functional::check_blocks("evaluate_projected", vectors);
   check_projected_codec("evaluate_projected", codec);
-  EvaluateProjectedOutput output;
-  for (int64_t i = 0; i < codec.columns(); ++i)
-    output.counts.push_back(at::zeros({codec.codebook(i).size(0)}, at::kLong));
-  for (int64_t first = 0; first < vectors.rows; first += vectors.block_rows) {
-    const auto count = std::min(vectors.block_rows, vectors.rows - first);
-    const auto x = functional::read_block(vectors, first);
+  std::vector<int64_t> sizes;
+  for (int64_t i = 0; i < codec.columns(); ++i) sizes.push_back(codec.codebook(i).size(0));
+  const auto quantize = [&](const at::Tensor& x) -> EvaluatedBlock {
     const auto codes = encode_projected(x, codec);
-    for (int64_t i = 0; i < codec.columns(); ++i) {
-      auto& counts = output.counts[static_cast<size_t>(i)];
-      counts += at::bincount(codes.select(1, i), {}, counts.size(0));
-    }
-    output.error.add(x, decode_projected(codes, codec));
-    if (progress) progress(first + count);
-  }
-  return output;
+    return {x, codes, decode_projected(codes, codec)};
+  };
+  return evaluate_blocks("evaluate_projected", vectors, sizes, quantize, progress);
 }
 
 }  // namespace torchvq::fit

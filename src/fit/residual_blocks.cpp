@@ -7,7 +7,7 @@
 namespace torchvq::fit {
 namespace {
 
-at::Tensor left_by(const at::Tensor& x, const at::Tensor& codebook) {
+at::Tensor residual_of(const at::Tensor& x, const at::Tensor& codebook) {
   const auto options = ops::NearestCodeOptions().return_codes(true);
   return x - ops::nearest_code(x, codebook, options).codes;
 }
@@ -34,15 +34,15 @@ at::Tensor ResidualBlocks::read(int64_t first) {
   if (kept != nullptr && kept->defined()) return *kept;
   auto block = functional::read_block(vectors_, first);
   if (dim_ < vectors_.dim) block = block.narrow(1, first_dim_, dim_).contiguous();
-  for (const auto& codebook : levels_) block = left_by(block, codebook);
+  for (const auto& codebook : levels_) block = residual_of(block, codebook);
   if (kept != nullptr) *kept = block;
   return block;
 }
 
-void ResidualBlocks::take_off(const at::Tensor& codebook) {
+void ResidualBlocks::subtract(const at::Tensor& codebook) {
   levels_.push_back(codebook);
   for (auto& block : kept_) {
-    if (block.defined()) block = left_by(block, codebook);
+    if (block.defined()) block = residual_of(block, codebook);
   }
 }
 

@@ -10,17 +10,17 @@
 namespace torchvq::fit {
 
 /// The features [first_dim, first_dim + dim) of `vectors`, minus the nearest codes of each level
-/// passed to take_off(). Residuals stay in memory if they fit into `memory` bytes, and are computed
+/// passed to subtract(). Residuals stay in memory if they fit into `memory` bytes, and are computed
 /// at each read otherwise; the bits are the same.
 class ResidualBlocks {
  public:
   ResidualBlocks(const functional::VectorBlocks& vectors, int64_t first_dim, int64_t dim,
                  int64_t memory);
 
-  /// Valid while this object lives; reads change with take_off().
+  /// Valid while this object lives; reads change with subtract().
   functional::VectorBlocks blocks();
 
-  void take_off(const at::Tensor& codebook);
+  void subtract(const at::Tensor& codebook);
 
  private:
   at::Tensor read(int64_t first);

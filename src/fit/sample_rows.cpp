@@ -1,5 +1,6 @@
 #include "fit/sample_rows.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <torchvq/ops/random_uniform.h>
 
@@ -26,10 +27,6 @@ SampledRows::SampledRows(int64_t rows, int64_t size, const at::Tensor& rng) {
   }
 }
 
-int64_t SampledRows::before(int64_t row) const {
-  return std::lower_bound(rows_.begin(), rows_.end(), row) - rows_.begin();
-}
-
 at::Tensor SampledRows::within(int64_t first, int64_t count) const {
   const auto begin = std::lower_bound(rows_.begin(), rows_.end(), first);
   const auto end = std::lower_bound(begin, rows_.end(), first + count);
@@ -37,6 +34,12 @@ at::Tensor SampledRows::within(int64_t first, int64_t count) const {
   std::transform(begin, end, result.mutable_data_ptr<int64_t>(),
                  [&](int64_t row) { return row - first; });
   return result;
+}
+
+void SampledRows::copy_to(const at::Tensor& sample, int64_t first, const at::Tensor& block) const {
+  const auto rows = within(first, block.size(0));
+  const auto place = std::lower_bound(rows_.begin(), rows_.end(), first) - rows_.begin();
+  sample.narrow(0, place, rows.size(0)).copy_(block.index_select(0, rows));
 }
 
 }  // namespace torchvq::fit

@@ -14,11 +14,11 @@ class SampledRows {
  public:
   SampledRows(int64_t rows, int64_t size, const at::Tensor& rng);
 
-  /// The number of sampled rows before `row`.
-  int64_t before(int64_t row) const;
-
   /// The sampled rows of [first, first + count), counted from `first`; int64.
   at::Tensor within(int64_t first, int64_t count) const;
+
+  /// Copies the sampled rows of `block`, which begins at row `first`, to their places in `sample`.
+  void copy_to(const at::Tensor& sample, int64_t first, const at::Tensor& block) const;
 
  private:
   std::vector<int64_t> rows_;  // ascending

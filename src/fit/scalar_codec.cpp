@@ -2,16 +2,11 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/addmm.h>
-#include <ATen/ops/bincount.h>
-#include <ATen/ops/zeros.h>
 #include <torchvq/ops/scalar_decode.h>
 #include <torchvq/ops/scalar_quantize.h>
 
-#include <algorithm>
-
 #include "detail/has_shape.h"
-#include "distributed/group.h"
-#include "fit/add_over_group_.h"
+#include "fit/evaluate_blocks.h"
 #include "functional/read_block.h"
 
 namespace torchvq::fit {
@@ -90,32 +85,18 @@ at::Tensor decode_scalar(const at::Tensor& codes, const ScalarCodec& codec) {
       .masked_fill_(codes.lt(0).all(1, /*keepdim=*/true), 0);
 }
 
-EvaluateScalarOutput evaluate_scalar(const functional::VectorBlocks& vectors,
-                                     const ScalarCodec& codec,
-                                     const std::function<void(int64_t rows)>& progress) {
+Evaluation evaluate_scalar(const functional::VectorBlocks& vectors, const ScalarCodec& codec,
+                           const std::function<void(int64_t rows)>& progress) {
   functional::check_blocks("evaluate_scalar", vectors);
   check_scalar_codec("evaluate_scalar", codec);
   const auto size = codec.codebook_size();
-  const auto counted = size <= kMostCounted ? size : 0;
-  EvaluateScalarOutput output;
-  auto counts = at::zeros({codec.num_codebooks, counted}, at::kLong);
-  for (int64_t first = 0; first < vectors.rows; first += vectors.block_rows) {
-    const auto count = std::min(vectors.block_rows, vectors.rows - first);
-    const auto x = functional::read_block(vectors, first);
+  std::vector<int64_t> sizes;
+  if (size <= kMostCounted) sizes.assign(static_cast<size_t>(codec.num_codebooks), size);
+  const auto quantize = [&](const at::Tensor& x) -> EvaluatedBlock {
     const auto codes = encode_scalar(x, codec);
-    output.error.add(x, decode_scalar(codes, codec));
-    for (int64_t c = 0; counted > 0 && c < codec.num_codebooks; ++c)
-      counts[c].add_(at::bincount(codes.select(1, c), {}, counted));
-    if (progress) progress(first + count);
-  }
-  const distributed::Group group(vectors.shard.group_name, {"evaluate_scalar", {}});
-  auto flat = counts.view({-1});
-  add_over_group_(group, flat, output.error);
-  if (counted > 0) {
-    for (int64_t c = 0; c < codec.num_codebooks; ++c)
-      output.counts.push_back(flat.narrow(0, c * counted, counted));
-  }
-  return output;
+    return {x, codes, decode_scalar(codes, codec)};
+  };
+  return evaluate_blocks("evaluate_scalar", vectors, sizes, quantize, progress);
 }
 
 }  // namespace torchvq::fit

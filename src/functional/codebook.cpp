@@ -15,6 +15,7 @@
 #include "detail/checks.h"
 #include "detail/codebook_average.h"
 #include "detail/precision.h"
+#include "detail/row_keys.h"
 #include "distributed/two_words.h"
 #include "functional/affine_scale.h"
 #include "functional/step_checks.h"
@@ -31,12 +32,6 @@ void assign_where_(at::Tensor& state, const at::Tensor& condition, const at::Ten
 
 at::Tensor standard_deviation(const at::Tensor& variance) {
   return variance.clamp_min(kMinVariance).sqrt();
-}
-
-/// Rows of x that count: finite and not masked. (H, T, 1).
-at::Tensor counted_rows(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
-  const auto finite = x.isfinite().all(-1, /*keepdim=*/true);
-  return mask ? finite.logical_and(mask->unsqueeze(-1)) : finite;
 }
 
 /// Exact sums of `rows`, over all ranks if there is a group; row i counts if nowhere[i] is 0.
@@ -139,7 +134,7 @@ at::Tensor update_affine_(at::Tensor mean, at::Tensor variance, at::Tensor mean_
   // Until the first step they hold anything: a fresh checkpoint of the reference has uninitialised memory.
   const auto centre = mean.masked_fill(mean_needs_init, 0).to(at::kDouble);
   const auto offset = x.to(at::kDouble).sub(centre);
-  const auto nowhere = counted_rows(x, mask).squeeze(-1).logical_not().to(at::kLong).neg();
+  const auto nowhere = detail::usable_rows(x, mask).logical_not().to(at::kLong).neg();
   const auto squares = offset.square();
   const auto spread = variance.masked_fill(variance_needs_init, 1).to(at::kDouble).clamp_min(0);
   const auto [counts, sums, exponents] = sums_of_rows(
@@ -162,12 +157,6 @@ at::Tensor averages_of_codes(const at::Tensor& embed, const at::Tensor& cluster_
   const auto averages = embed.detach().to(at::kDouble).mul(sizes.unsqueeze(-1));
   const double most = detail::largest(cluster_size.scalar_type());
   return averages.clamp(-most, most).to(cluster_size.scalar_type());
-}
-
-at::Tensor has_tokens(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
-  detail::check_defined("has_tokens", "x", x);
-  if (mask) detail::check_defined("has_tokens", "mask", *mask);
-  return counted_rows(x, mask).squeeze(-1).any(1, /*keepdim=*/true);
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> merge_statistics(
@@ -238,7 +227,6 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       update_affine_op);
   m.def("averages_of_codes(Tensor embed, Tensor cluster_size, *, float eps=1e-5) -> Tensor",
         TORCH_FN(averages_of_codes));
-  m.def("has_tokens(Tensor x, Tensor? mask=None) -> Tensor", TORCH_FN(has_tokens));
   m.def(
       "merge_statistics(Tensor counts_a, Tensor sums_a, Tensor exponents_a, Tensor counts_b, "
       "Tensor sums_b, "

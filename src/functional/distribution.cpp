@@ -13,14 +13,14 @@ at::Tensor distribution_cdf(const at::Tensor& x, std::string_view cdf) {
   constexpr auto op = "distribution_cdf";
   detail::check_floating(op, "x", x);
   const auto kind = detail::parse_distribution(op, cdf);
-  return detail::cumulative_any(kind, x.to(detail::perturb_dtype(x)));
+  return detail::cumulative_any(kind, x.to(detail::compute_dtype(x)));
 }
 
 at::Tensor distribution_quantile(const at::Tensor& u, std::string_view cdf) {
   constexpr auto op = "distribution_quantile";
   detail::check_floating(op, "u", u);
   const auto kind = detail::parse_distribution(op, cdf);
-  const auto wide = u.to(detail::perturb_dtype(u));
+  const auto wide = u.to(detail::compute_dtype(u));
   // Beyond [0, 1], the tangent of the Cauchy distribution would return to finite values.
   return detail::quantile_any(kind, wide)
       .masked_fill(wide.ge(0).logical_and(wide.le(1)).logical_not(),

@@ -21,12 +21,11 @@
 namespace torchvq::functional {
 namespace {
 
-std::vector<int64_t> levels_of(at::TensorList values) {
+std::vector<int64_t> levels_of(const char* op, at::TensorList values) {
   std::vector<int64_t> levels;
   for (const auto& own : values) {
-    TORCH_CHECK_VALUE(own.dim() == 1,
-                      "latent_quantize: expected the values of a feature to have 1 dimension, but "
-                      "got shape ",
+    TORCH_CHECK_VALUE(own.dim() == 1, op,
+                      ": expected the values of a feature to have 1 dimension, but got shape ",
                       own.sym_sizes());
     levels.push_back(own.size(0));
   }
@@ -53,12 +52,12 @@ at::Tensor squared_differences(const char* op, const at::Tensor& a, const at::Te
 ops::LatentQuantizeResult latent_quantize(const at::Tensor& x, at::TensorList values,
                                           double commitment, double quantization,
                                           const std::optional<at::Tensor>& mask) {
-  return ops::latent_quantize(x, at::cat(values), levels_of(values), commitment, quantization,
-                              mask);
+  return ops::latent_quantize(x, at::cat(values), levels_of("latent_quantize", values), commitment,
+                              quantization, mask);
 }
 
 std::vector<at::Tensor> latent_values(at::IntArrayRef levels) {
-  detail::check_scalar_levels("LatentQuantize", levels, 2);
+  detail::check_scalar_levels("latent_values", levels, 2);
   std::vector<at::Tensor> values;
   for (const int64_t count : levels) {
     // Odd numbers of levels reach both ends; even ones omit the upper end, so that 0 is a level.
@@ -106,7 +105,7 @@ at::Tensor decode_plain(const at::Tensor& indices, at::TensorList values, at::In
 }  // namespace
 
 at::Tensor latent_decode(const at::Tensor& indices, at::TensorList values) {
-  const auto levels = levels_of(values);
+  const auto levels = levels_of("latent_decode", values);
   if (indices.scalar_type() == at::kLong && !values.empty() && detail::is_plain(indices) &&
       are_plain(values)) {
     detail::check_scalar_levels("latent_decode", levels, 2);
@@ -131,12 +130,12 @@ at::Tensor latent_decode(const at::Tensor& indices, at::TensorList values) {
 
 at::Tensor latent_commitment_loss(const at::Tensor& z, const at::Tensor& zhat,
                                   std::string_view reduce) {
-  return squared_differences("commitment_loss", z, zhat.detach(), reduce);
+  return squared_differences("latent_commitment_loss", z, zhat.detach(), reduce);
 }
 
 at::Tensor latent_quantization_loss(const at::Tensor& z, const at::Tensor& zhat,
                                     std::string_view reduce) {
-  return squared_differences("quantization_loss", z.detach(), zhat, reduce);
+  return squared_differences("latent_quantization_loss", z.detach(), zhat, reduce);
 }
 
 }  // namespace torchvq::functional

@@ -5,10 +5,9 @@
 #include <string>
 #include <utility>
 
-#include <c10/core/DispatchKeySet.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/custom_class.h>
 
+#include "detail/without_autocast.h"
 #include "functional/operator_options.h"
 #include "functional/step_tokens.h"
 
@@ -17,18 +16,13 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// Disables autocast, as for all operators; see ops/autocast.cpp.
-class WithoutAutocast {
-  c10::impl::ExcludeDispatchKeyGuard guard_{c10::autocast_dispatch_keyset};
-};
-
 class Holder : public torch::CustomClassHolder {
  public:
   explicit Holder(std::unique_ptr<LearningInFlight> step) : step_(std::move(step)) {}
 
   Tensors finish() {
     TORCH_CHECK(step_, "LearningInFlight: expected finish to be called once, but got another call");
-    const WithoutAutocast guard;
+    const detail::WithoutAutocast guard;
     // Released first, so that the message is received only once, even if finish() throws.
     const auto step = std::move(step_);
     return step->finish();
@@ -46,7 +40,7 @@ c10::intrusive_ptr<Holder> start(const Tensors& state, const Tensors& rng, const
                                  double reset_cluster_size, bool vqp_compat,
                                  const std::string& reduction, const std::string& signature,
                                  const std::string& group_name, const std::string& label) {
-  const WithoutAutocast guard;
+  const detail::WithoutAutocast guard;
   auto options = codebook_options(eps, metric, ranks_named(group_name, label, reduction));
   averages(options, decay, ema_update, manual_ema_update, false, signature);
   dead_codes(options, threshold, threshold_fraction, reset_cluster_size, vqp_compat);

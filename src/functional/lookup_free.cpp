@@ -38,27 +38,9 @@ at::Tensor lookup_free_loss(const at::Tensor& per_sample, const at::Tensor& batc
   return entropy * weights.entropy + commitment_loss * weights.commitment;
 }
 
-namespace {
-
-at::Tensor lookup_free_loss_op(const at::Tensor& per_sample, const at::Tensor& batch,
-                               const at::Tensor& commitment_loss, double entropy_weight,
-                               double diversity_gamma, double commitment_weight,
-                               std::optional<double> softplus_offset) {
-  return lookup_free_loss(per_sample, batch, commitment_loss,
-                          {entropy_weight, diversity_gamma, commitment_weight, softplus_offset});
-}
-
-}  // namespace
 }  // namespace torchvq::functional
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
-  using namespace torchvq::functional;
-  m.def("on_sphere(Tensor x, float radius) -> Tensor", TORCH_FN(on_sphere));
   m.def("cosine_linear(Tensor x, Tensor weight, *, float scale) -> Tensor",
-        TORCH_FN(cosine_linear));
-  m.def(
-      "lookup_free_loss(Tensor per_sample, Tensor batch, Tensor commitment_loss, *, float "
-      "entropy_weight, float diversity_gamma, float commitment_weight, float? "
-      "softplus_offset=None) -> Tensor",
-      TORCH_FN(lookup_free_loss_op));
+        TORCH_FN(torchvq::functional::cosine_linear));
 }

@@ -1,7 +1,6 @@
 #include <torchvq/functional/lookup_free_quantize.h>
 
 #include <algorithm>
-#include <cmath>
 #include <tuple>
 
 #include <ATen/ops/scalar_tensor.h>
@@ -19,6 +18,7 @@
 #include <torchvq/ops/sign_step.h>
 #include <torchvq/ops/straight_through.h>
 
+#include "detail/token_checks.h"
 #include "ops/unit_vectors.h"
 
 namespace torchvq::functional {
@@ -40,10 +40,8 @@ std::optional<at::Tensor> absent_where(const LookupFreeArguments& arguments,
 /// Factor between a latent and the logit of its bit: the bit's two codes are twice the scale apart,
 /// and the distance to each is squared.
 double sharpness_of(const LookupFreeOptions& options) {
-  const double inverse = options.inv_temperature();
-  TORCH_CHECK_VALUE(std::isfinite(inverse) && inverse >= 0,
-                    "LFQ: expected inv_temperature to be finite and at least 0, but got ", inverse);
-  return 4 * inverse * options.scale();
+  detail::check_non_negative("LFQ", "inv_temperature", options.inv_temperature());
+  return 4 * options.inv_temperature() * options.scale();
 }
 
 /// x as (C, T, D), with padding set to zero, since it may hold anything, including NaN.

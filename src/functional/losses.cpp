@@ -74,8 +74,6 @@ at::Tensor paired_loss(const at::Tensor& inputs, const at::Tensor& codes,
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   using namespace torchvq::functional;
-  m.def("candidate_commitment_loss(Tensor inputs, Tensor codes, *, Tensor? mask=None) -> Tensor",
-        TORCH_FN(candidate_commitment_loss));
   m.def(
       "paired_loss(Tensor inputs, Tensor codes, *, Tensor? mask=None, float to_inputs, "
       "float to_codes, bool training) -> Tensor",

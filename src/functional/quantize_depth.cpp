@@ -1,8 +1,9 @@
 #include <torchvq/functional/quantize_depth.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
+#include <random>
+#include <utility>
 #include <vector>
 
 #include <torchvq/ops/random_uniform.h>
@@ -10,57 +11,39 @@
 namespace torchvq::functional {
 namespace {
 
-/// MT19937, as much as a few draws need.
-class Twister {
+/// The state of MT19937 for a key of any length, as its authors and Python's random.seed compute it;
+/// std::mt19937 takes the words as they are.
+class KeySequence {
  public:
-  explicit Twister(const std::vector<uint32_t>& key) {
-    seed(19650218U);
-    const size_t length = key.size();
-    size_t i = 1, j = 0;
-    for (size_t k = std::max(kSize, length); k > 0; --k) {
-      state_[i] = (state_[i] ^ (mixed(i) * 1664525U)) + key[j] + static_cast<uint32_t>(j);
-      advance(i);
-      j = j + 1 == length ? 0 : j + 1;
-    }
-    for (size_t k = kSize - 1; k > 0; --k) {
-      state_[i] = (state_[i] ^ (mixed(i) * 1566083941U)) - static_cast<uint32_t>(i);
-      advance(i);
-    }
-    state_[0] = 0x80000000U;
-  }
+  using result_type = uint32_t;
 
-  uint32_t operator()() {
-    // The recurrence replaces the oldest word, so words can be generated one at a time.
-    const uint32_t joined = (state_[at_] & 0x80000000U) | (state_[(at_ + 1) % kSize] & 0x7fffffffU);
-    state_[at_] =
-        state_[(at_ + 397) % kSize] ^ (joined >> 1) ^ ((joined & 1U) != 0 ? 0x9908b0dfU : 0U);
-    uint32_t y = state_[at_];
-    at_ = (at_ + 1) % kSize;
-    y ^= y >> 11;
-    y ^= (y << 7) & 0x9d2c5680U;
-    y ^= (y << 15) & 0xefc60000U;
-    return y ^ (y >> 18);
+  explicit KeySequence(std::vector<uint32_t> key) : key_(std::move(key)) {}
+
+  void generate(uint32_t* state, const uint32_t* end) const {
+    const auto size = static_cast<size_t>(end - state);
+    const auto mixed = [&](size_t i) { return state[i - 1] ^ (state[i - 1] >> 30); };
+    state[0] = 19650218U;
+    for (size_t i = 1; i < size; ++i) state[i] = 1812433253U * mixed(i) + static_cast<uint32_t>(i);
+    size_t i = 1, j = 0;
+    const auto advance = [&] {
+      if (++i < size) return;
+      state[0] = state[size - 1];
+      i = 1;
+    };
+    for (size_t k = std::max(size, key_.size()); k > 0; --k) {
+      state[i] = (state[i] ^ (mixed(i) * 1664525U)) + key_[j] + static_cast<uint32_t>(j);
+      advance();
+      j = j + 1 == key_.size() ? 0 : j + 1;
+    }
+    for (size_t k = size - 1; k > 0; --k) {
+      state[i] = (state[i] ^ (mixed(i) * 1566083941U)) - static_cast<uint32_t>(i);
+      advance();
+    }
+    state[0] = 0x80000000U;
   }
 
  private:
-  static constexpr size_t kSize = 624;
-
-  void seed(uint32_t value) {
-    state_[0] = value;
-    for (size_t i = 1; i < kSize; ++i) {
-      state_[i] = 1812433253U * (state_[i - 1] ^ (state_[i - 1] >> 30)) + static_cast<uint32_t>(i);
-    }
-  }
-  uint32_t mixed(size_t i) const { return state_[i - 1] ^ (state_[i - 1] >> 30); }
-  void advance(size_t& i) {
-    if (++i >= kSize) {
-      state_[0] = state_[kSize - 1];
-      i = 1;
-    }
-  }
-
-  std::array<uint32_t, kSize> state_{};
-  size_t at_ = 0;
+  std::vector<uint32_t> key_;
 };
 
 /// Uniform in [0, count), by rejection, with the same draws as Python's
@@ -72,11 +55,12 @@ int64_t randrange(int64_t seed, int64_t count) {
   if ((magnitude >> 32) != 0) {
     key.push_back(static_cast<uint32_t>(magnitude >> 32));
   }
-  Twister draw(key);
+  KeySequence sequence(std::move(key));
+  std::mt19937 draw(sequence);
   const int bits = std::bit_width(static_cast<uint64_t>(count));
   uint32_t value = 0;
   do {
-    value = draw() >> (32 - bits);
+    value = static_cast<uint32_t>(draw()) >> (32 - bits);
   } while (value >= count);
   return value;
 }

@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include "detail/checks.h"
+#include "detail/precision.h"
 #include "detail/without_autocast.h"
 
 namespace torchvq::functional {
@@ -22,7 +23,7 @@ at::Tensor random_projection(const at::Tensor& x, const at::Tensor& projections,
   TORCH_CHECK_VALUE(x.dim() >= 1 && x.sym_size(-1) == projections.sym_size(1), op,
                     ": expected x to have ", projections.sym_size(1), " features, but got shape ",
                     x.sym_sizes());
-  const auto dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto dtype = detail::compute_dtype(x);
   auto wide = x.to(dtype);
   if (norm) {
     wide = at::layer_norm_symint(wide, {wide.sym_size(-1)});

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "detail/precision.h"
+
 namespace torchvq::functional {
 namespace {
 
@@ -46,10 +48,9 @@ void ReconstructionError::add(const at::Tensor& x, const at::Tensor& decoded) {
       x.dim() == 2 && x.sizes() == decoded.sizes(),
       "ReconstructionError: expected x and decoded to have one shape (N, D), but got ", x.sizes(),
       " and ", decoded.sizes());
-  const bool wide = x.scalar_type() == at::kDouble || decoded.scalar_type() == at::kDouble;
-  const auto dtype = wide ? at::kDouble : at::kFloat;
+  const auto dtype = detail::value_dtype(x, decoded);
   const auto a = x.to(at::kCPU, dtype).contiguous(), b = decoded.to(at::kCPU, dtype).contiguous();
-  const auto sums = wide ? sum_rows<double>(a, b) : sum_rows<float>(a, b);
+  const auto sums = dtype == at::kDouble ? sum_rows<double>(a, b) : sum_rows<float>(a, b);
   for (const auto& row : sums) {
     squared_error_.add(row.error);
     squared_norm_.add(row.norm);

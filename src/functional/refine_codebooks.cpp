@@ -58,12 +58,6 @@ LevelCodebooks level_codebooks(at::TensorList levels) {
   return found;
 }
 
-std::vector<at::Tensor> as_one_head(const std::vector<at::Tensor>& levels) {
-  std::vector<at::Tensor> codebooks;
-  for (const auto& level : levels) codebooks.push_back(level.unsqueeze(0));
-  return codebooks;
-}
-
 class Refiner {
  public:
   using Progress = std::function<void(int64_t pass, int64_t rows)>;
@@ -77,7 +71,7 @@ class Refiner {
         codebooks_(level_codebooks(codebooks)) {}
 
   RefineCodebooksOutput run() {
-    rows_ = agree();
+    rows_ = agreed_rows();
     share_codebooks();
     largest_ = largest_magnitude();
     const auto refits = improve();
@@ -88,7 +82,7 @@ class Refiner {
   bool joint() const { return joint_refit_bytes(codebooks_) <= options_.memory(); }
 
   // Returns the number of all vectors; throws on all ranks if one has a different stack or options.
-  int64_t agree() const {
+  int64_t agreed_rows() const {
     const auto own = description_of(codebooks_.levels(), options_);
     int64_t rows = vectors_.rows;
     if (!group_.alone()) {
@@ -183,7 +177,7 @@ class Refiner {
 
   Search search(const LevelCodebooks& codebooks, bool refits) {
     const auto levels = codebooks.levels();
-    const auto heads = as_one_head(levels);
+    const auto heads = with_one_head(levels);
     auto found = nothing_found(levels, refits && joint());
     for (int64_t first = 0; first < vectors_.rows; first += vectors_.block_rows) {
       const auto x = read(first);

@@ -1,10 +1,11 @@
 #include "functional/refine_options.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+
+#include "detail/token_checks.h"
 
 namespace torchvq::functional {
 namespace {
@@ -28,14 +29,9 @@ void check_numbers(const RefineCodebooksOptions& options) {
                     ": expected iterations to be at least 0, but got ", options.iterations());
   TORCH_CHECK_VALUE(options.beam() >= 1, label, ": expected beam_size to be at least 1, but got ",
                     options.beam());
-  const auto finite_from_0 = [&](const char* name, double value) {
-    TORCH_CHECK_VALUE(std::isfinite(value) && value >= 0, label, ": expected ", name,
-                      " to be at least 0, but got ", value);
-  };
-  finite_from_0("tolerance", options.tolerance());
-  finite_from_0("noise", options.noise());
-  TORCH_CHECK_VALUE(std::isfinite(options.ridge()) && options.ridge() > 0, label,
-                    ": expected ridge to be above 0, but got ", options.ridge());
+  detail::check_non_negative(label.c_str(), "tolerance", options.tolerance());
+  detail::check_non_negative(label.c_str(), "noise", options.noise());
+  detail::check_positive(label.c_str(), "ridge", options.ridge());
 }
 
 }  // namespace

@@ -74,18 +74,12 @@ std::vector<at::Tensor> parts_of(const at::Tensor& all, const LevelCodebooks& co
   return parts;
 }
 
-std::vector<at::Tensor> with_one_head_each(const std::vector<at::Tensor>& levels) {
-  std::vector<at::Tensor> codebooks;
-  for (const auto& level : levels) codebooks.push_back(level.unsqueeze(0));
-  return codebooks;
-}
-
 // The residual of x after the codes of all levels except one.
-at::Tensor left_by_others(const at::Tensor& x, const at::Tensor& codes, int64_t level,
-                          const std::vector<at::Tensor>& levels) {
+at::Tensor residual_without(const at::Tensor& x, const at::Tensor& codes, int64_t level,
+                            const std::vector<at::Tensor>& levels) {
   auto others = codes.to(at::kLong);
   others.select(1, level).fill_(-1);
-  return x - ops::residual_decode(others.unsqueeze(0), with_one_head_each(levels))[0];
+  return x - ops::residual_decode(others.unsqueeze(0), with_one_head(levels))[0];
 }
 
 double bound_of(const std::vector<at::Tensor>& levels, double largest) {
@@ -94,6 +88,13 @@ double bound_of(const std::vector<at::Tensor>& levels, double largest) {
 }
 
 }  // namespace
+
+std::vector<at::Tensor> with_one_head(const std::vector<at::Tensor>& codebooks) {
+  std::vector<at::Tensor> heads;
+  heads.reserve(codebooks.size());
+  for (const auto& codebook : codebooks) heads.push_back(codebook.unsqueeze(0));
+  return heads;
+}
 
 std::vector<at::Tensor> LevelCodebooks::levels() const {
   std::vector<at::Tensor> all;
@@ -148,7 +149,7 @@ std::vector<at::Tensor> refit_by_level(const VectorBlocks& vectors,
       const auto x = read_block(vectors, first);
       const auto own = codes[block].select(1, q).to(at::kLong);
       counts.add_(own.bincount({}, level.size(0)));
-      const auto left = left_by_others(x, codes[block], q, levels);
+      const auto left = residual_without(x, codes[block], q, levels);
       sums.add_(sums_of_codes(left, own, level.size(0), exponent));
     }
     group.sum_(counts, "counts of the codes");

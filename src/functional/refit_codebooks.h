@@ -13,6 +13,9 @@
 
 namespace torchvq::functional {
 
+/// Codebooks (K, D) as (1, K, D).
+std::vector<at::Tensor> with_one_head(const std::vector<at::Tensor>& codebooks);
+
 /// Codebooks (K, D), and the index of the codebook of each level.
 struct LevelCodebooks {
   std::vector<at::Tensor> distinct;

@@ -1,7 +1,6 @@
 #include "functional/residual_learning.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <utility>
 
 #include <torchvq/functional/vector_quantize.h>
@@ -34,41 +33,13 @@ StackStep step_by_codebook(const StackStep& stack, const LearnCodebooksOptions& 
   return step;
 }
 
-/// One exchange for all stacks.
-std::vector<Counts> learn_at_once(const std::vector<StackStep>& stacks,
-                                  const LearnCodebooksOptions& options) {
-  StackStep all;
-  for (const auto& [states, tokens, shared] : stacks) {
-    all.states.insert(all.states.end(), states.begin(), states.end());
-    all.tokens.insert(all.tokens.end(), tokens.begin(), tokens.end());
-    all.tokens.insert(all.tokens.end(), states.size() - tokens.size(), no_tokens(tokens[0]));
-  }
-  const auto found = learn_codebooks_(all.states, all.tokens, options);
-  std::vector<Counts> counts;
-  auto from = found.begin();
-  for (const auto& [states, tokens, shared] : stacks) {
-    counts.emplace_back(from, from + static_cast<std::ptrdiff_t>(tokens.size()));
-    from += static_cast<std::ptrdiff_t>(states.size());
-  }
-  return counts;
-}
-
 }  // namespace
 
-std::vector<Counts> learn_stacks_(const std::vector<StackStep>& stacks,
-                                  const LearnCodebooksOptions& options, int64_t beam) {
-  std::vector<StackStep> steps;
-  for (const auto& stack : stacks) steps.push_back(step_by_codebook(stack, options, beam));
-  const bool in_turn = options.vqp_compat() && stacks[0].shared;
-  if (!in_turn && !options.ranks().alone() && stacks.size() > 1) {
-    return learn_at_once(steps, options);
-  }
-  std::vector<Counts> counts;
-  for (const auto& step : steps) {
-    counts.push_back(in_turn ? learn_in_turn(step, options)
-                             : learn_codebooks_(step.states, step.tokens, options));
-  }
-  return counts;
+std::vector<at::Tensor> learn_stack_(const StackStep& stack, const LearnCodebooksOptions& options,
+                                     int64_t beam) {
+  const auto step = step_by_codebook(stack, options, beam);
+  if (options.vqp_compat() && stack.shared) return learn_in_turn(step, options);
+  return learn_codebooks_(step.states, step.tokens, options);
 }
 
 void finish_levels_(at::TensorList step_counts, const std::vector<SearchedTokens>& levels,

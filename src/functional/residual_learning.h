@@ -18,16 +18,15 @@ struct StackStep {
   bool shared = false;                ///< whether all levels share one codebook
 };
 
-/// Updates averages and codes of all levels of stacks with equal options, and replaces dead codes,
-/// with a single exchange over ranks. Codebooks of levels that are not in use take part without
-/// tokens, because the messages must not depend on the depth.
+/// Updates averages and codes of all levels of a stack, and replaces dead codes, with one exchange
+/// over ranks. Codebooks of levels that are not in use take part without tokens, because the
+/// messages must not depend on the depth.
 ///
 /// @param beam  number of paths that the search kept between levels.
-/// @return      tokens per code over all ranks, for each stack and level; for a shared codebook
-///              once; empty if nothing is learnt.
-std::vector<std::vector<at::Tensor>> learn_stacks_(const std::vector<StackStep>& stacks,
-                                                   const LearnCodebooksOptions& options,
-                                                   int64_t beam);
+/// @return      tokens per code over all ranks, for each level; for a shared codebook once; empty
+///              if nothing is learnt.
+std::vector<at::Tensor> learn_stack_(const StackStep& stack, const LearnCodebooksOptions& options,
+                                     int64_t beam);
 
 /// Ends the step of a stack; see finish_step_().
 ///

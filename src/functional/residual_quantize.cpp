@@ -1,13 +1,11 @@
 #include <torchvq/functional/residual_quantize.h>
 
-#include <cmath>
 #include <string>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full_like.h>
-#include <ATen/ops/pow.h>
 #include <ATen/ops/where.h>
 
 #include <torchvq/functional/estimate.h>
@@ -17,7 +15,6 @@
 #include <torchvq/ops/residual_commit.h>
 #include <torchvq/ops/residual_encode.h>
 #include <torchvq/ops/sampled_beam_search.h>
-#include <torchvq/ops/straight_through.h>
 
 #include "detail/joined.h"
 #include "functional/estimate.h"
@@ -41,19 +38,12 @@ struct Level {
   OptionalTensor mask;  ///< (B, N)
 };
 
-struct Walk {
+struct SearchedStack {
   at::Tensor output;  ///< (H, T, D)
   std::vector<Level> levels;
   Tensors codes;  ///< (H, T, D), zeros if a level is not in use; if the levels are walked in turn
   at::Tensor losses;  ///< (q,), if all levels are scored at once; otherwise undefined
 };
-
-/// How often the gradient of an output arrives with one estimator per level; see balanced().
-double gain_of_levels(int64_t levels, double handed_on) {
-  double gain = 0;
-  for (int64_t index = 0; index < levels; ++index) gain += std::pow(handed_on, index);
-  return gain;
-}
 
 at::Tensor only_if(const OptionalTensor& used, const at::Tensor& value, double otherwise = 0) {
   return used ? at::where(*used, value, otherwise) : value;
@@ -76,10 +66,10 @@ class Stack {
                                  options.losses().vqp_compat().has_value())),
         inputs_(split_heads(tokens, options.layout().heads(), options.layout().separate())) {}
 
-  Walk walk() const;
+  SearchedStack walk() const;
   /// Computes the losses of all levels and updates the codebooks.
-  at::Tensor learn(const Walk& walk, Tensors& totals) const;
-  at::Tensor indices(const Walk& walk) const;
+  at::Tensor learn(const SearchedStack& walk, Tensors& totals) const;
+  at::Tensor indices(const SearchedStack& walk) const;
   at::Tensor of_all_levels(const at::Tensor& losses) const;
 
  private:
@@ -96,13 +86,13 @@ class Stack {
                         const ops::ResidualBeamSearchOptions& options) const;
   at::Tensor chosen_at_once() const;
   bool scores_at_once(const at::Tensor& chosen) const;
-  Walk walk_at_once(const at::Tensor& chosen) const;
-  Walk walk_in_turn(const at::Tensor& chosen) const;
+  SearchedStack walk_at_once(const at::Tensor& chosen) const;
+  SearchedStack walk_in_turn(const at::Tensor& chosen) const;
   std::pair<Level, WalkedLevel> search_level(size_t index, const at::Tensor& residual,
                                              const QuantizeOptions& search) const;
 
   QuantizerLossOptions loss_options(const Level& level) const;
-  std::vector<QuantizerLosses> score(const Walk& walk, Tensors& totals) const;
+  std::vector<QuantizerLosses> score(const SearchedStack& walk, Tensors& totals) const;
   Tensors update(const std::vector<Level>& levels) const;
   void finish(const std::vector<Level>& levels, const Tensors& counts) const;
 
@@ -141,7 +131,7 @@ at::Tensor Stack::drawing_rng(size_t level) const {
 at::Tensor Stack::beam_paths(const at::Tensor& inputs, at::TensorList codebooks,
                              const ops::ResidualBeamSearchOptions& options) const {
   const double temperature = options_.search().temperature().value_or(0);
-  if (temperature == 0) {
+  if (temperature <= 0) {
     return ops::residual_beam_search(inputs, codebooks, options_.beam(), options);
   }
   Tensors rngs;
@@ -209,13 +199,13 @@ std::pair<Level, WalkedLevel> Stack::search_level(size_t index, const at::Tensor
   return {std::move(level), std::move(passed)};
 }
 
-Walk Stack::walk() const {
+SearchedStack Stack::walk() const {
   const auto chosen = chosen_at_once();
   return scores_at_once(chosen) ? walk_at_once(chosen) : walk_in_turn(chosen);
 }
 
 /// Processes levels with chosen codes in one pass over the tokens.
-Walk Stack::walk_at_once(const at::Tensor& chosen) const {
+SearchedStack Stack::walk_at_once(const at::Tensor& chosen) const {
   Tensors codebooks;
   for (const auto& codebook : arguments_.codebooks) codebooks.push_back(codebook.detach());
   const auto& mask = arguments_.mask;
@@ -227,11 +217,11 @@ Walk Stack::walk_at_once(const at::Tensor& chosen) const {
   }
   const auto& estimate = gradient_.estimate;
   const bool plain = is_plain_estimator(estimate.estimator(), estimate.sync_update_v());
-  const auto found = ops::residual_commit(
-      inputs_, codebooks, chosen, token_mask, plain ? estimate.estimator() : "none",
-      gain_of_levels(static_cast<int64_t>(count()), /*handed_on=*/1));
+  const auto found =
+      ops::residual_commit(inputs_, codebooks, chosen, token_mask,
+                           plain ? estimate.estimator() : "none", static_cast<double>(count()));
   const auto of_levels = indices.unbind(0), left = found.residuals.unbind(0);
-  Walk walk;
+  SearchedStack walk;
   for (size_t i = 0; i < count(); ++i) {
     Level level{.searched = {}, .tokens = {}, .used = {}, .mask = mask};
     level.searched = {
@@ -246,11 +236,11 @@ Walk Stack::walk_at_once(const at::Tensor& chosen) const {
   return walk;
 }
 
-Walk Stack::walk_in_turn(const at::Tensor& chosen) const {
+SearchedStack Stack::walk_in_turn(const at::Tensor& chosen) const {
   const auto of_levels = chosen.defined() ? chosen.unbind(-1) : Tensors();
   auto search = options_.search();
   if (!levels_have_gradients()) search.estimator("none");
-  Walk walk;
+  SearchedStack walk;
   const auto choose = [&](int64_t index, const at::Tensor& residual, const LevelSums& /*before*/) {
     const auto i = static_cast<size_t>(index);
     if (!of_levels.empty()) search.chosen(of_levels[i]);
@@ -267,7 +257,7 @@ Walk Stack::walk_in_turn(const at::Tensor& chosen) const {
   return walk;
 }
 
-at::Tensor Stack::indices(const Walk& walk) const {
+at::Tensor Stack::indices(const SearchedStack& walk) const {
   Tensors levels;
   for (const auto& level : walk.levels) levels.push_back(level.searched.indices);
   levels.resize(arguments_.step_counts.size(), at::full_like(levels[0], -1));
@@ -292,7 +282,7 @@ QuantizerLossOptions Stack::loss_options(const Level& level) const {
   return losses;
 }
 
-std::vector<QuantizerLosses> Stack::score(const Walk& walk, Tensors& totals) const {
+std::vector<QuantizerLosses> Stack::score(const SearchedStack& walk, Tensors& totals) const {
   Tensors embeds;
   std::vector<SearchedTokens> searched;
   for (size_t i = 0; i < arguments_.step_counts.size(); ++i) {
@@ -326,7 +316,7 @@ Tensors Stack::update(const std::vector<Level>& levels) const {
       const auto& searched = level.searched;
       step.tokens.push_back({searched.inputs.detach(), searched.indices, searched.mask});
     }
-    counts = learn_stacks_({step}, options_.learning(), options_.beam())[0];
+    counts = learn_stack_(step, options_.learning(), options_.beam());
   }
   if (options_.finishes()) replaced.finish();
   return counts;
@@ -340,7 +330,7 @@ void Stack::finish(const std::vector<Level>& levels, const Tensors& counts) cons
                  options_.learns() || options_.draws(), ranks_.alone(), arguments_.depth);
 }
 
-at::Tensor Stack::learn(const Walk& walk, Tensors& totals) const {
+at::Tensor Stack::learn(const SearchedStack& walk, Tensors& totals) const {
   if (walk.losses.defined()) {
     finish(walk.levels, update(walk.levels));
     return of_all_levels(walk.losses);
@@ -405,21 +395,6 @@ ResidualQuantizeStep residual_quantize_(const at::Tensor& tokens,
   step.indices = stack.indices(walk);
   if (options.returns_codes()) step.codes = walk.codes;
   return step;
-}
-
-at::Tensor balanced(const at::Tensor& inputs, int64_t levels, double handed_on,
-                    const std::optional<at::Tensor>& depth) {
-  if (depth) {
-    // A depth known only to the device may be 0; then there is no loss to balance.
-    const auto used = depth->clamp_min(1);
-    const auto gain = handed_on == 1
-                          ? used
-                          : at::pow(at::Scalar(handed_on), used).neg().add(1).div(1 - handed_on);
-    return ops::straight_through(inputs.mul(gain.reciprocal()), inputs.detach());
-  }
-  const double gain = gain_of_levels(levels, handed_on);
-  if (gain == 0 || gain == 1) return inputs;
-  return ops::straight_through(inputs.mul(1 / gain), inputs.detach());
 }
 
 }  // namespace torchvq::functional

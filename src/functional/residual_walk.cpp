@@ -1,11 +1,14 @@
 #include "functional/residual_walk.h"
 
+#include <cmath>
+
+#include <ATen/ops/pow.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <torchvq/functional/residual_quantize.h>
 #include <torchvq/functional/vector_quantize.h>
+#include <torchvq/ops/straight_through.h>
 
 namespace torchvq::functional {
 namespace {
@@ -51,6 +54,21 @@ WalkedLevel passed_by_padding(const WalkedLevel& level, const at::Tensor& residu
     return zeros ? values.masked_fill(real.logical_not(), 0) : at::where(real, values, padding);
   };
   return {filled(level.codes, residual.detach()), filled(level.output, residual)};
+}
+
+at::Tensor balanced(const at::Tensor& inputs, int64_t levels, double ratio,
+                    const std::optional<at::Tensor>& depth) {
+  if (depth) {
+    // A depth known only to the device may be 0; then there is no loss to balance.
+    const auto used = depth->clamp_min(1);
+    const auto gain =
+        ratio == 1 ? used : at::pow(at::Scalar(ratio), used).neg().add(1).div(1 - ratio);
+    return ops::straight_through(inputs.mul(gain.reciprocal()), inputs.detach());
+  }
+  double gain = 0;
+  for (int64_t n = 0; n < levels; ++n) gain += std::pow(ratio, n);
+  if (gain == 0 || gain == 1) return inputs;
+  return ops::straight_through(inputs.mul(1 / gain), inputs.detach());
 }
 
 at::Tensor compared_inputs(const at::Tensor& inputs, const StackGradient& gradient, int64_t levels,

@@ -63,6 +63,20 @@ LevelSums walk_levels(
 WalkedLevel passed_by_padding(const WalkedLevel& level, const at::Tensor& residual,
                               const at::Tensor& mask, bool zeros);
 
+/// The inputs of a stack with one estimator, for the losses of its levels: their gradient is divided
+/// by sum(ratio^n, n < levels).
+///
+/// The losses of all levels add up in the encoder, where the output's gradient arrives once. With
+/// one estimator per level, as in the reference, it arrives once per level, level n with ratio^n of
+/// it, and users weigh the losses for that balance.
+///
+/// @param inputs  (H, T, D).
+/// @param levels  levels in use, if `depth` is not given.
+/// @param ratio   gain of level n relative to level n - 1.
+/// @param depth   (), int64: levels in use, if only the device knows.
+at::Tensor balanced(const at::Tensor& inputs, int64_t levels, double ratio = 1,
+                    const std::optional<at::Tensor>& depth = std::nullopt);
+
 /// The inputs of a stack as the losses of its levels see them; see balanced(). With targets to
 /// score, there is no loss to balance.
 at::Tensor compared_inputs(const at::Tensor& inputs, const StackGradient& gradient, int64_t levels,

@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "detail/checks.h"
+#include "detail/precision.h"
 #include "detail/without_autocast.h"
 
 namespace torchvq::functional {
@@ -20,7 +21,7 @@ at::Tensor rotate_features(const at::Tensor& x, const at::Tensor& rotation, bool
                     op, ": expected rotation to have shape (D, D) for x (*, D), but got shapes ",
                     rotation.sym_sizes(), " and ", x.sym_sizes());
   const detail::WithoutAutocast without_autocast;
-  const auto dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto dtype = detail::compute_dtype(x);
   const auto matrix = rotation.to(dtype);
   return x.to(dtype).matmul(inverse ? matrix.t() : matrix);
 }

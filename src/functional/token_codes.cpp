@@ -16,6 +16,7 @@
 
 #include "detail/checks.h"
 #include "detail/readable.h"
+#include "detail/row_keys.h"
 #include "detail/token_code_scores.h"
 
 namespace torchvq::functional {
@@ -106,12 +107,6 @@ at::Tensor negative_entropy(const at::Tensor& probability) {
   return probability.mul(probability.clamp_min(tiny).log()).sum(-1);
 }
 
-/// Tokens that are neither masked nor hold a NaN or infinity, (H, T).
-at::Tensor counted_tokens(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
-  const auto finite = x.isfinite().all(-1);
-  return mask ? finite.logical_and(*mask) : finite;
-}
-
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor> nearest_token_code(const at::Tensor& x,
@@ -163,7 +158,7 @@ at::Tensor token_cross_entropy(const at::Tensor& x, const at::Tensor& codebook,
 at::Tensor token_diversity_totals(const at::Tensor& x, const at::Tensor& codebook,
                                   double temperature, const std::string& metric,
                                   const std::optional<at::Tensor>& mask) {
-  const auto counted = counted_tokens(x, mask);
+  const auto counted = detail::usable_rows(x, mask);
   const auto sums = token_probabilities(x, codebook, temperature, metric, counted).sum(1);
   const auto tokens = counted.sum(1, /*keepdim=*/true);
   return at::cat({sums, tokens.to(sums.scalar_type()), at::ones_like(tokens, sums.options())}, -1);

@@ -1,7 +1,7 @@
 #include <torchvq/functional/vqp_compat.h>
 
 #include <limits>
-#include <tuple>
+#include <utility>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cdist.h>
@@ -68,7 +68,7 @@ at::Tensor vqp_masked_commitment(const at::Tensor& tokens, const at::Tensor& cod
                                  const at::Tensor& mask) {
   const auto row_mask = mask.unsqueeze(-1);
   const auto squares = codes.sub(tokens).square().masked_fill(row_mask.logical_not(), 0);
-  return squares.sum().div(row_mask.sum().clamp_min(1).mul(tokens.sym_size(2)));
+  return squares.sum().div(row_mask.sum().clamp_min(1).mul(tokens.sym_size(-1)));
 }
 
 std::pair<at::Tensor, at::Tensor> vqp_sign_entropy(const at::Tensor& latents, double sharpness,
@@ -93,12 +93,9 @@ std::pair<at::Tensor, at::Tensor> vqp_sign_entropy(const at::Tensor& latents, do
 at::Tensor vqp_latent_loss(const at::Tensor& z, const at::Tensor& quantized, double commitment,
                            double quantization, const std::optional<at::Tensor>& mask) {
   const auto apart = [&](const at::Tensor& a, const at::Tensor& b) {
+    if (mask) return vqp_masked_commitment(b, a, *mask);
     const auto squares = a.sub(b).square();
-    if (!mask) return squares.sum().div(squares.sym_numel().max(1));
-    const auto row_mask = mask->unsqueeze(-1);
-    return squares.masked_fill(row_mask.logical_not(), 0)
-        .sum()
-        .div(row_mask.sum().mul(z.sym_size(-1)).clamp_min(1));
+    return squares.sum().div(squares.sym_numel().max(1));
   };
   return apart(z.detach(), quantized)
       .mul(commitment)
@@ -112,38 +109,9 @@ at::Tensor vqp_indices(const at::Tensor& indices, int64_t codebook_size) {
 
 }  // namespace torchvq::functional
 
-namespace {
-
-at::Tensor vqp_diversity_loss_op(const at::Tensor& inputs, const at::Tensor& codebook,
-                                 c10::SymInt batch, c10::SymInt tokens, int64_t heads,
-                                 bool separate, double temperature, std::string_view metric) {
-  return torchvq::functional::vqp_diversity_loss(inputs, codebook, std::move(batch),
-                                                 std::move(tokens), heads, separate, temperature,
-                                                 std::string(metric));
-}
-
-std::tuple<at::Tensor, at::Tensor> vqp_sign_entropy_op(const at::Tensor& latents, double sharpness,
-                                                       bool masked,
-                                                       const std::optional<at::Tensor>& mask) {
-  return torchvq::functional::vqp_sign_entropy(latents, sharpness, mask, masked);
-}
-
-}  // namespace
-
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   using namespace torchvq::functional;
   m.def("vqp_rotation_trick(Tensor x, Tensor codes) -> Tensor", TORCH_FN(vqp_rotation_trick));
-  m.def(
-      "vqp_diversity_loss(Tensor inputs, Tensor codebook, *, SymInt batch, SymInt tokens, int "
-      "heads, bool separate, "
-      "float temperature, str metric) -> Tensor",
-      vqp_diversity_loss_op);
-  m.def("vqp_masked_commitment(Tensor tokens, Tensor codes, Tensor mask) -> Tensor",
-        TORCH_FN(vqp_masked_commitment));
-  m.def(
-      "vqp_sign_entropy(Tensor latents, *, float sharpness, bool masked, Tensor? mask=None) -> "
-      "(Tensor, Tensor)",
-      vqp_sign_entropy_op);
   m.def(
       "vqp_latent_loss(Tensor z, Tensor quantized, *, float commitment, float quantization, "
       "Tensor? mask=None) -> Tensor",

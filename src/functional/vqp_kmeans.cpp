@@ -16,6 +16,8 @@
 #include <torchvq/ops/random_uniform.h>
 #include <torchvq/ops/unit_vectors.h>
 
+#include "detail/row_keys.h"
+
 namespace torchvq::functional {
 namespace {
 
@@ -70,10 +72,10 @@ Clusters vqp_kmeans(const at::Tensor& x, int64_t codes, const at::Tensor& rng,
     return {x.new_zeros_symint({x.sym_size(0), codes, x.sym_size(2)}),
             at::zeros({x.size(0), codes}, x.options().dtype(at::kLong))};
   }
+  const auto usable = detail::usable_rows(x, mask);
   std::vector<at::Tensor> centres, counts;
   for (int64_t head = 0; head < x.size(0); ++head) {
-    auto counted = x[head].isfinite().all(-1);
-    if (mask) counted = counted.logical_and((*mask)[head]);
+    const auto counted = usable[head];
     auto rows = at::where(counted.unsqueeze(-1), x[head], 0);
     if (metric == "cosine") rows = ops::unit_vectors(rows);
     auto found = clusters_of(rows, counted, seeds(counted, codes, rng, head), iterations, metric);

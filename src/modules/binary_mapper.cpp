@@ -36,7 +36,7 @@ bool BinaryMapperImpl::is_deterministic(const BinaryMapperForwardOptions& call) 
 BinaryMapperOutput BinaryMapperImpl::forward(const torch::Tensor& logits,
                                              const BinaryMapperForwardOptions& call) {
   check_logits(logits);
-  // Before the generator advances.
+  // Checked first: a rejected call leaves the generator unchanged.
   detail::check_non_negative("BinaryMapper", "temperature", call.temperature());
   if (const auto& mask = call.mask()) {
     detail::check_dtype("BinaryMapper", "mask", *mask, at::kBool);

@@ -24,8 +24,8 @@ void check_targets(const at::Tensor& targets, const at::Tensor& x, const Layout&
   check_defined(layout.owner.c_str(), "indices", targets);
   const auto shape = layout.indices_shape(x);
   TORCH_CHECK_VALUE(targets.sizes() == at::IntArrayRef(shape), layout.owner,
-                    ": expected indices to be of shape ", at::IntArrayRef(shape),
-                    ", but got shape ", targets.sizes());
+                    ": expected indices to have shape ", at::IntArrayRef(shape), ", but got shape ",
+                    targets.sizes());
   check_target_values(targets, codebook_size, layout.owner);
 }
 

@@ -25,13 +25,13 @@ void check_stored(const std::string& owner, const std::string& name, const at::T
   if (!own.defined()) return;
   at::Tensor stored;
   TORCH_CHECK_VALUE(archive.try_read(key, stored, is_buffer) && stored.defined(), owner,
-                    ": expected the archive to have ", name, ", but it has not");
+                    ": expected the archive to have ", name, ", but got an archive without it");
   TORCH_CHECK_VALUE(stored.sizes() == own.sizes(), owner, ": expected ", name,
                     " of the archive to have shape ", own.sizes(), ", but got shape ",
                     stored.sizes());
   TORCH_CHECK_VALUE(stored.scalar_type() == own.scalar_type(), owner, ": expected ", name,
                     " of the archive to be ", own.scalar_type(), " as in the module, but got ",
-                    stored.scalar_type(), "; cast the module first, and load then");
+                    stored.scalar_type(), " (cast the module before loading)");
 }
 
 void check_own_state(const std::string& owner, const std::string& prefix,
@@ -61,7 +61,7 @@ void add_children(const std::string& owner, const std::string& prefix,
     InputArchive own;
     const auto name = prefix + child.key();
     TORCH_CHECK_VALUE(archive.try_read(child.key(), own), owner, ": expected the archive to have ",
-                      name, ", but it has not");
+                      name, ", but got an archive without it");
     children.push_back({name + ".", child.value().get(), std::move(own)});
   }
 }

@@ -38,8 +38,8 @@ CodebookImpl::CodebookImpl(VectorQuantizeOptions options_, bool owns_bridge)
       handle_(distributed::new_handle()),
       seen_initted_(std::make_shared<detail::SeenFlag>()) {
   TORCH_CHECK_VALUE(!options.overlap_sync(),
-                    "VectorQuantize: expected overlap_sync to be false in a module of C++, whose "
-                    "state nobody can watch being read, but got true");
+                    "VectorQuantize: expected overlap_sync to be false in C++, where reads of the "
+                    "state cannot be intercepted, but got true");
   reset();
 }
 
@@ -60,7 +60,7 @@ void CodebookImpl::reset() {
   }
   cooldown =
       register_buffer("cooldown", at::zeros({num_codebooks(), options.codebook_size()}, at::kLong));
-  begin_step();
+  reset_replaced();
   rng = register_buffer("rng", detail::fresh_rng());
   if (keeps_statistics()) {
     register_kept(dim);
@@ -312,7 +312,7 @@ functional::LearnCodebooksOptions CodebookImpl::learning(bool ema_update,
       .signature(ranks.alone() ? "" : signature());
 }
 
-void CodebookImpl::begin_step() { replaced = at::zeros_like(cooldown.select(1, 0)); }
+void CodebookImpl::reset_replaced() { replaced = at::zeros_like(cooldown.select(1, 0)); }
 
 std::optional<torch::Tensor> CodebookImpl::learn(const torch::Tensor& x,
                                                  const torch::Tensor& indices,
@@ -431,7 +431,7 @@ void CodebookImpl::state_loaded(const std::vector<std::string>& missing) {
     }
   }
   pending_.reset();
-  begin_step();
+  reset_replaced();
 }
 
 void CodebookImpl::restore_default(const std::string& name) {

@@ -40,17 +40,6 @@ class Evaluating {
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> before_;
 };
 
-/// Applies a user's network to x in the dtype of its weights; integers are not converted.
-torch::Tensor run(torch::nn::AnyModule& network, const torch::Tensor& x) {
-  if (x.is_floating_point()) {
-    for (const auto& weight : network.ptr()->parameters()) {
-      if (!weight.is_floating_point()) continue;
-      return network.forward<torch::Tensor>(detail::for_weight(weight, x));
-    }
-  }
-  return network.forward<torch::Tensor>(x);
-}
-
 }  // namespace
 
 EvoLFQImpl::EvoLFQImpl(torch::nn::AnyModule encoder_, torch::nn::AnyModule decoder_,
@@ -88,16 +77,16 @@ std::shared_ptr<torch::nn::Module> EvoLFQImpl::clone(
 
 EvoLFQOutput EvoLFQImpl::forward(const torch::Tensor& x, double inv_temperature,
                                  const std::optional<torch::Tensor>& mask) {
-  auto found = lfq(run(encoder, x), inv_temperature, mask);
-  return {run(decoder, found.quantized), found.indices, found.entropy_aux_loss,
+  auto found = lfq(detail::apply_network(encoder, x), inv_temperature, mask);
+  return {detail::apply_network(decoder, found.quantized), found.indices, found.entropy_aux_loss,
           found.loss_breakdown};
 }
 
 torch::Tensor EvoLFQImpl::encode(const torch::Tensor& x, bool return_signs) {
   const at::NoGradGuard no_grad;
   const Evaluating evaluating(*this);
-  auto indices = lfq(run(encoder, x)).indices;
-  if (!lfq->keeps_num_codebooks_dim()) indices = indices.unsqueeze(-1);
+  auto indices = lfq(detail::apply_network(encoder, x)).indices;
+  if (!lfq->keeps_codebook_axis()) indices = indices.unsqueeze(-1);
   return F::indices_to_bits(indices, lfq->codebook_dim(), return_signs);
 }
 
@@ -107,9 +96,9 @@ torch::Tensor EvoLFQImpl::decode_bits(const torch::Tensor& bits) {
   TORCH_CHECK_VALUE(bits.dim() >= 1 && bits.size(-1) == features, "EvoLFQ: expected bits to be of ",
                     features, " features, but got shape ", bits.sizes());
   auto indices = F::bits_to_indices(bits, lfq->codebook_dim());
-  if (!lfq->keeps_num_codebooks_dim()) indices = indices.squeeze(-1);
+  if (!lfq->keeps_codebook_axis()) indices = indices.squeeze(-1);
   const Evaluating evaluating(*this);
-  return run(decoder, lfq->indices_to_codes(indices));
+  return detail::apply_network(decoder, lfq->indices_to_codes(indices));
 }
 
 // Populations -------------------------------------------------------------------------------------
@@ -119,10 +108,20 @@ torch::Tensor EvoLFQImpl::drawn(torch::Tensor result) {
   return result;
 }
 
+namespace {
+
+int64_t population_size(std::optional<int64_t> asked, const EvoLFQOptions& options) {
+  const auto size = asked.value_or(options.pop_size());
+  TORCH_CHECK_VALUE(size >= 1, "EvoLFQ: expected pop_size to be at least 1, but got ", size);
+  return size;
+}
+
+}  // namespace
+
 torch::Tensor EvoLFQImpl::init_random_population(std::optional<int64_t> pop_size,
                                                  const std::optional<std::vector<int64_t>>& shape,
                                                  bool is_sign) {
-  std::vector<int64_t> size{pop_size.value_or(options.pop_size())};
+  std::vector<int64_t> size{population_size(pop_size, options)};
   if (shape) {
     size.insert(size.end(), shape->begin(), shape->end());
   } else {
@@ -135,7 +134,8 @@ torch::Tensor EvoLFQImpl::init_population_from_data(const torch::Tensor& x,
                                                     std::optional<int64_t> pop_size,
                                                     std::optional<double> mutation_rate,
                                                     bool is_sign) {
-  return drawn(F::grow_population(encode(x, is_sign), rng, pop_size.value_or(options.pop_size()),
+  const auto size = population_size(pop_size, options);
+  return drawn(F::grow_population(encode(x, is_sign), rng, size,
                                   mutation_rate.value_or(options.mutation_rate()), is_sign));
 }
 
@@ -168,14 +168,14 @@ torch::Tensor EvoLFQImpl::fitness_of(const torch::Tensor& bits, const Fitness& f
   }
   auto fitnesses = fitness_fn(at::cat(parts), bits);
   TORCH_CHECK_VALUE(fitnesses.sizes() == bits.sizes().slice(0, 1),
-                    "EvoLFQ: expected fitness_fn to be of shape ", bits.sizes().slice(0, 1),
-                    ", but got shape ", fitnesses.sizes());
+                    "EvoLFQ: expected fitness_fn to return fitnesses of shape ",
+                    bits.sizes().slice(0, 1), ", but got shape ", fitnesses.sizes());
   return fitnesses;
 }
 
 namespace {
 
-/// Before the fitness is asked for, and the generator advances.
+/// Checked first: a rejected call asks for no fitness, and leaves the generator unchanged.
 void check_step(const torch::Tensor& pop_bits, const EvoLFQStepOptions& call,
                 const EvoLFQOptions& options) {
   const auto rate = call.mutation_rate().value_or(options.mutation_rate());
@@ -196,6 +196,7 @@ std::pair<torch::Tensor, torch::Tensor> EvoLFQImpl::step(const torch::Tensor& po
                                                          const EvoLFQStepOptions& call) {
   const at::NoGradGuard no_grad;
   detail::check_defined("EvoLFQ", "pop_bits", pop_bits);
+  TORCH_CHECK_TYPE(fitness_fn, "EvoLFQ: expected fitness_fn to be a function, but got none");
   const auto count = pop_bits.size(0);
   const auto elite = call.elitism_count().value_or(options.elitism_count());
   TORCH_CHECK_VALUE(elite >= 0 && elite < count, "EvoLFQ: expected elitism_count to be in [0, ",
@@ -214,14 +215,16 @@ std::pair<torch::Tensor, torch::Tensor> EvoLFQImpl::step(const torch::Tensor& po
 EvoLFQGeneration EvoLFQImpl::evolve(const Fitness& fitness_fn, const EvoLFQEvolveOptions& call,
                                     const std::function<bool(const EvoLFQGeneration&)>& each) {
   TORCH_CHECK_VALUE(call.pop_bits() || call.shape(),
-                    "EvoLFQ: expected shape to be given without pop_bits, but got neither");
+                    "EvoLFQ: expected pop_bits or shape to be given, but got neither");
+  const auto generations = call.generations().value_or(options.generations());
+  TORCH_CHECK_VALUE(generations >= 0, "EvoLFQ: expected generations to be 0 or more, but got ",
+                    generations);
   EvoLFQGeneration found;
   found.pop_bits = call.pop_bits() ? *call.pop_bits()
                                    : init_random_population(call.pop_size(), call.shape(),
                                                             call.step().is_sign());
   found.best_gene = found.pop_bits[0];
   found.best_fitness = -std::numeric_limits<double>::infinity();
-  const auto generations = call.generations().value_or(options.generations());
   for (int64_t generation = 0; generation < generations; ++generation) {
     const auto [following, fitnesses] = step(found.pop_bits, fitness_fn, call.step());
     const auto fittest = F::fittest_first(fitnesses)[0].item<int64_t>();

@@ -1,15 +1,12 @@
 #include <torchvq/modules/fsp.h>
 
-#include <functional>
 #include <ios>
-#include <numeric>
 #include <ostream>
 #include <sstream>
 #include <utility>
 
 #include <torchvq/distributed/ranks.h>
 #include <torchvq/distributed/replicas.h>
-#include <torchvq/functional/decode.h>
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/vqp_compat.h>
 #include <torchvq/ops/scalar_decode.h>
@@ -37,17 +34,13 @@ int64_t features_of(const FSPOptions& options) {
 }
 
 torch::Tensor as_returned(const FSPOptions& options, const torch::Tensor& indices) {
-  const auto& levels = options.levels();
-  const auto size = std::accumulate(levels.begin(), levels.end(), int64_t{1}, std::multiplies<>());
-  return options.vqp_compat() ? F::vqp_indices(indices, size) : indices;
+  return options.vqp_compat() ? F::vqp_indices(indices, c10::multiply_integers(options.levels()))
+                              : indices;
 }
 
 detail::Layout layout_of(const FSPOptions& options) {
   return {.dim = options.dim().value_or(features_of(options)),
-          .heads = 1,
-          .separate = false,
           .channel_first = options.channel_first(),
-          .map_rank = 0,
           .owner = "FSP"};
 }
 
@@ -120,25 +113,21 @@ ops::MomentLoss FSPImpl::norm(const torch::Tensor& latents, const OptionalTensor
 }
 
 FSPOutput FSPImpl::forward(const torch::Tensor& z, const FSPForwardOptions& call) {
-  detail::check_defined("FSP", "x", z);
+  detail::check_defined("FSP", "z", z);
   const bool alone = z.dim() == 1 && !options.channel_first();
   const auto x = alone ? z.unsqueeze(0) : z;
-  const auto own = [&](const torch::Tensor& values) { return alone ? values.squeeze(0) : values; };
+  const auto without_axis = [&](const torch::Tensor& values) {
+    return alone ? values.squeeze(0) : values;
+  };
   const auto layout = layout_of(options);
-  layout.check_input(x);
+  layout.check_input(x, "z");
   const auto token_mask = layout.token_mask(x, call.mask(), std::nullopt);
-  // Before the generator advances.
+  // Checked first: a rejected call leaves the generator unchanged.
   TORCH_CHECK_VALUE(call.eps() > 0 && call.eps() < 0.5,
                     "FSP: expected eps to be in (0, 1/2), but got ", call.eps());
-  auto latents = layout.pack(x);
-  if (token_mask) {
-    latents = F::fill_masked(latents, *token_mask);
-  }
-  if (project_in) {
-    latents = detail::apply_linear(project_in, latents);
-  }
+  const auto latents = detail::apply_linear(project_in, layout.pack(x, token_mask));
   if (const auto shared = ranks(); !shared.group_name.empty()) handshake(latents, shared);
-  // Before the generator advances, because another rank may be lost.
+  // The ranks agree before the generator advances: if one is lost, the state is unchanged.
   const auto moments = norm(latents, token_mask);
   OptionalTensor draws;
   if (is_training() && options.quantize_rate() < 1) {
@@ -146,21 +135,13 @@ FSPOutput FSPImpl::forward(const torch::Tensor& z, const FSPForwardOptions& call
   }
   const auto found = ops::scalar_perturb(latents, options.levels(), draws, options.quantize_rate(),
                                          perturbation(call.eps()), token_mask);
-  auto output = project_out ? detail::apply_linear(project_out, found.codes) : found.codes;
-  output = output.to(x.scalar_type());
-  if (token_mask) {
-    output = F::fill_padding(output, *token_mask);
-  }
-  const auto place = [&](const torch::Tensor& values) {
-    return F::unpack_positions(values, x.sym_sizes(), options.channel_first());
-  };
   const auto dtype = found.codes.scalar_type();
   const auto statistic = [&](const torch::Tensor& value) { return value.to(dtype); };
-  const auto indices = as_returned(options, place(found.indices));
-  return {own(layout.unpack(output, x)),
-          own(indices),
+  const auto indices = as_returned(options, layout.unpack_positions(found.indices, x));
+  return {without_axis(detail::restore_output(found.codes, x, token_mask, layout, project_out)),
+          without_axis(indices),
           moments.loss.to(dtype),
-          own(place(found.level_indices)),
+          without_axis(layout.unpack_positions(found.level_indices, x)),
           statistic(moments.mean),
           statistic(moments.variance),
           statistic(moments.skewness),
@@ -171,13 +152,9 @@ FSPOutput FSPImpl::forward(const torch::Tensor& z, const FSPForwardOptions& call
 torch::Tensor FSPImpl::indices_to_codes(const torch::Tensor& indices, double eps) {
   const auto whole = detail::as_int64("FSP", indices);
   const bool wide = project_out && project_out->weight.scalar_type() == at::kDouble;
-  auto codes = ops::scalar_centroids(whole, options.levels(), perturbation(eps),
-                                     wide ? at::kDouble : at::kFloat);
-  if (project_out) {
-    // The output of masked tokens is 0; the bias of the projection would change it.
-    codes = F::zero_absent(detail::apply_linear(project_out, codes), whole);
-  }
-  return options.channel_first() && whole.dim() > 0 ? codes.movedim(-1, 1) : codes;
+  const auto codes = ops::scalar_centroids(whole, options.levels(), perturbation(eps),
+                                           wide ? at::kDouble : at::kFloat);
+  return layout_of(options).place_features(detail::project_decoded(project_out, codes, whole));
 }
 
 torch::Tensor FSPImpl::indices_to_act_value(const torch::Tensor& indices) const {

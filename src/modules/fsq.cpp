@@ -1,13 +1,10 @@
 #include <torchvq/modules/fsq.h>
 
-#include <functional>
-#include <numeric>
 #include <ostream>
 
 #include <ATen/ops/arange.h>
 
 #include <torchvq/functional/codebook.h>
-#include <torchvq/functional/decode.h>
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/quantize_scalars.h>
 #include <torchvq/functional/rotate_features.h>
@@ -37,12 +34,7 @@ bool features_first(const FSQOptions& options, int64_t axes) {
 
 /// The layout of inputs with this number of axes.
 detail::Layout layout_of(const FSQImpl& fsq, int64_t axes) {
-  return {.dim = fsq.dim(),
-          .heads = 1,
-          .separate = false,
-          .channel_first = features_first(fsq.options, axes),
-          .map_rank = 0,
-          .owner = "FSQ"};
+  return {.dim = fsq.dim(), .channel_first = features_first(fsq.options, axes), .owner = "FSQ"};
 }
 
 torch::Tensor as_returned(const FSQImpl& fsq, const torch::Tensor& indices) {
@@ -75,27 +67,18 @@ F::QuantizeScalarsOutput without_projections(const FSQImpl& fsq, const torch::Te
                                              const std::optional<torch::Tensor>& noise_rng,
                                              const detail::Layout& layout) {
   return F::finite_scalar_quantize(z, fsq.options.levels(), scalar_options(fsq, mask, noise_rng),
-                                   layout.channel_first, fsq.keeps_num_codebooks_dim());
+                                   layout.channel_first, fsq.keeps_codebook_axis());
 }
 
 F::QuantizeScalarsOutput between_projections(const FSQImpl& fsq, const torch::Tensor& z,
                                              const std::optional<torch::Tensor>& mask,
                                              const std::optional<torch::Tensor>& noise_rng,
                                              const detail::Layout& layout) {
-  auto tokens = layout.pack(z);
-  if (mask) {
-    // Padding may hold anything, including NaN; zeros keep it out of every gradient.
-    tokens = F::fill_masked(tokens, *mask);
-  }
-  tokens = detail::apply_linear(fsq.project_in, tokens);
-  auto found = fsq.quantize_tokens(tokens, std::nullopt, mask, noise_rng);
-  auto output = detail::apply_linear(fsq.project_out, found.quantized).to(z.scalar_type());
-  if (mask) {
-    output = F::fill_padding(output, *mask);
-  }
-  const auto indices = fsq.keeps_num_codebooks_dim() ? found.indices : found.indices.squeeze(-1);
-  return {layout.unpack(output, z),
-          F::unpack_positions(indices, z.sym_sizes(), layout.channel_first)};
+  const auto tokens = detail::apply_linear(fsq.project_in, layout.pack(z, mask));
+  const auto found = fsq.quantize_tokens(tokens, std::nullopt, mask, noise_rng);
+  const auto indices = fsq.keeps_codebook_axis() ? found.indices : found.indices.squeeze(-1);
+  return {detail::restore_output(found.quantized, z, mask, layout, fsq.project_out),
+          layout.unpack_positions(indices, z)};
 }
 
 }  // namespace
@@ -139,7 +122,7 @@ std::shared_ptr<torch::nn::Module> FSQImpl::clone(
 
 ScalarOutput FSQImpl::forward(const torch::Tensor& z, const std::optional<torch::Tensor>& mask) {
   const auto layout = layout_of(*this, z.dim());
-  layout.check_input(z);
+  layout.check_input(z, "z");
   const auto token_mask = layout.token_mask(z, mask, std::nullopt);
   const bool noisy = is_training() && rng.defined();
   const auto noise_rng = noisy ? std::optional(detail::rng_of_rank(rng)) : std::nullopt;
@@ -184,10 +167,7 @@ torch::Tensor FSQImpl::symmetry_preserving_bound(const torch::Tensor& z, bool ha
 
 // Codes -------------------------------------------------------------------------------------------
 
-int64_t FSQImpl::codebook_size() const {
-  const auto& levels = options.levels();
-  return std::accumulate(levels.begin(), levels.end(), int64_t{1}, std::multiplies<>());
-}
+int64_t FSQImpl::codebook_size() const { return c10::multiply_integers(options.levels()); }
 
 torch::Tensor FSQImpl::codes_to_indices(const torch::Tensor& zhat) const {
   return as_returned(*this,
@@ -201,18 +181,12 @@ torch::Tensor FSQImpl::indices_to_level_indices(const torch::Tensor& indices) co
 
 torch::Tensor FSQImpl::indices_to_codes(const torch::Tensor& indices) {
   const auto whole = detail::as_int64("FSQ", indices);
-  const auto stacked = keeps_num_codebooks_dim() ? whole : whole.unsqueeze(-1);
+  const auto stacked = keeps_codebook_axis() ? whole : whole.unsqueeze(-1);
   TORCH_CHECK_VALUE(stacked.dim() >= 1 && stacked.size(-1) == options.num_codebooks(),
-                    "FSQ.indices_to_codes: expected indices to be of shape (*, ",
-                    options.num_codebooks(), "), but got ", indices.sizes());
-  auto output = decode_tokens(stacked);
-  if (project_out) {
-    output = detail::apply_linear(project_out, output);
-    // The output of masked tokens is 0; the bias of the projection would change it.
-    output = F::zero_absent(output, stacked);
-  }
-  // (B, dim) has no position axis to move.
-  return output.dim() > 2 ? layout_of(*this, output.dim()).place_features(output) : output;
+                    "FSQ: expected indices to have shape (*, ", options.num_codebooks(),
+                    "), but got ", indices.sizes());
+  const auto output = detail::project_decoded(project_out, decode_tokens(stacked), stacked);
+  return layout_of(*this, output.dim()).place_features(output);
 }
 
 torch::Tensor FSQImpl::decode_tokens(const torch::Tensor& indices,

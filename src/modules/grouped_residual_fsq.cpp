@@ -1,7 +1,6 @@
 #include <ostream>
 
 #include <ATen/ops/stack.h>
-#include <torch/nn/modules/container/modulelist.h>
 
 #include <torchvq/modules/residual_fsq.h>
 
@@ -21,12 +20,7 @@ void GroupedResidualFSQImpl::reset() {
   auto own = options.rfsq();
   own.dim(options.dim() / options.groups());
   if (options.accept_image_fmap()) own.is_channel_first(true);
-  auto list = register_module("rvqs", torch::nn::ModuleList());
-  rvqs.clear();
-  for (int64_t group = 0; group < options.groups(); ++group) {
-    rvqs.emplace_back(own);
-    list->push_back(rvqs.back());
-  }
+  detail::fill_groups(*this, [&](int64_t /*group*/) { return ResidualFSQ(own); });
 }
 
 void GroupedResidualFSQImpl::pretty_print(std::ostream& stream) const {

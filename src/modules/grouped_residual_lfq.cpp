@@ -1,7 +1,6 @@
 #include <ostream>
 
 #include <ATen/ops/stack.h>
-#include <torch/nn/modules/container/modulelist.h>
 
 #include <torchvq/modules/residual_lfq.h>
 
@@ -21,12 +20,7 @@ void GroupedResidualLFQImpl::reset() {
   auto own = options.rlfq();
   own.dim(options.dim() / options.groups());
   if (options.accept_image_fmap()) own.is_channel_first(true);
-  auto list = register_module("rvqs", torch::nn::ModuleList());
-  rvqs.clear();
-  for (int64_t group = 0; group < options.groups(); ++group) {
-    rvqs.emplace_back(own);
-    list->push_back(rvqs.back());
-  }
+  detail::fill_groups(*this, [&](int64_t /*group*/) { return ResidualLFQ(own); });
 }
 
 void GroupedResidualLFQImpl::pretty_print(std::ostream& stream) const {
@@ -53,7 +47,8 @@ ResidualLFQOutput GroupedResidualLFQImpl::forward(const torch::Tensor& x,
   }
   ResidualLFQImpl::finish(stacks);
   std::vector<torch::Tensor> quantized, indices, losses, codes;
-  for (auto& [stack, result, signs] : stacks) {
+  for (auto& pending : stacks) {
+    auto& result = pending.output;
     quantized.push_back(std::move(result.quantized));
     indices.push_back(std::move(result.indices));
     losses.push_back(std::move(result.loss));

@@ -1,28 +1,40 @@
 #include <torchvq/modules/grouped_residual_vq.h>
 
 #include <ostream>
+#include <string>
 
 #include <ATen/ops/stack.h>
-#include <torch/nn/modules/container/modulelist.h>
 
 #include "detail/joined.h"
 #include "modules/groups.h"
 #include "modules/residual_levels.h"
 #include "modules/stats.h"
-#include "modules/undo.h"
 
 namespace torchvq {
 namespace {
 
-/// The layout of the common input of all groups.
-detail::Layout layout_of(const GroupedResidualVQImpl& grouped) {
-  auto layout = detail::layout_of(*grouped.rvqs[0]);
+/// Groups that train share a message, whose size all ranks must agree in.
+void name_training_groups(std::vector<detail::StackRequest>& requests) {
+  detail::StackRequest* first = nullptr;
+  std::string training;
+  bool all = true;
+  for (size_t group = 0; group < requests.size(); ++group) {
+    const bool trains = !requests[group].ranks.alone();
+    if (trains && first == nullptr) first = &requests[group];
+    if (trains) training += " " + std::to_string(group);
+    all = all && trains;
+  }
+  if (first != nullptr && !all) first->groups = ", training groups" + training;
+}
+
+}  // namespace
+
+detail::Layout detail::layout_of(const GroupedResidualVQImpl& grouped) {
+  auto layout = layout_of(*grouped.rvqs[0]);
   layout.dim = grouped.options.dim();
   layout.owner = "GroupedResidualVQ";
   return layout;
 }
-
-}  // namespace
 
 GroupedResidualVQImpl::GroupedResidualVQImpl(GroupedResidualVQOptions options_)
     : options(std::move(options_)) {
@@ -33,12 +45,8 @@ void GroupedResidualVQImpl::reset() {
   options.validate();
   auto own = options.rvq();
   own.dim(options.dim() / options.groups()).accept_image_fmap(options.accept_image_fmap());
-  auto list = register_module("rvqs", torch::nn::ModuleList());
-  rvqs.clear();
-  for (int64_t group = 0; group < options.groups(); ++group) {
-    rvqs.emplace_back(own, /*owns_bridge=*/group == 0);
-    list->push_back(rvqs.back());
-  }
+  detail::fill_groups(*this,
+                      [&](int64_t group) { return ResidualVQ(own, /*owns_bridge=*/group == 0); });
 }
 
 void GroupedResidualVQImpl::pretty_print(std::ostream& stream) const {
@@ -62,7 +70,7 @@ std::shared_ptr<torch::nn::Module> GroupedResidualVQImpl::clone(
 
 ResidualVQOutput GroupedResidualVQImpl::forward(const torch::Tensor& x,
                                                 const ResidualVQForwardOptions& call) {
-  const auto layout = layout_of(*this);
+  const auto layout = detail::layout_of(*this);
   layout.check_input(x);
   const auto targets = call.indices() ? detail::split_groups(*call.indices(), rvqs.size(), layout)
                                       : std::vector<torch::Tensor>();
@@ -74,19 +82,14 @@ ResidualVQOutput GroupedResidualVQImpl::forward(const torch::Tensor& x,
     if (!targets.empty()) own.indices(targets[group]);
     requests.push_back(detail::checked_request(*rvqs[group], parts[group], own));
   }
-  const auto run = [&] {
-    std::vector<detail::Pending> stacks;
-    std::optional<int64_t> depth;
-    for (size_t group = 0; group < rvqs.size(); ++group) {
-      stacks.push_back(detail::start(*rvqs[group], parts[group], call, std::move(requests[group]),
-                                     depth, /*together=*/true));
-    }
-    return detail::finish(stacks);
-  };
-  std::vector<ResidualVQImpl*> groups;
-  for (const auto& rvq : rvqs) groups.push_back(rvq.ptr().get());
-  auto results =
-      is_training() ? detail::counted_unless_it_fails(detail::levels_of(groups), run) : run();
+  name_training_groups(requests);
+  std::vector<detail::Pending> stacks;
+  std::optional<int64_t> depth;
+  for (size_t group = 0; group < rvqs.size(); ++group) {
+    stacks.push_back(
+        detail::start(*rvqs[group], parts[group], call, std::move(requests[group]), depth));
+  }
+  auto results = detail::finish(std::move(stacks));
   std::vector<torch::Tensor> quantized, indices, loss, codes;
   for (auto& result : results) {
     quantized.push_back(std::move(result.quantized));
@@ -115,11 +118,11 @@ std::vector<std::vector<CodebookStats>> GroupedResidualVQImpl::stats(bool synced
 }
 
 torch::Tensor GroupedResidualVQImpl::get_codes_from_indices(const torch::Tensor& indices) {
-  return detail::codes_of_groups(rvqs, indices, layout_of(*this));
+  return detail::codes_of_groups(rvqs, indices, detail::layout_of(*this));
 }
 
 torch::Tensor GroupedResidualVQImpl::get_output_from_indices(const torch::Tensor& indices) {
-  return detail::output_of_groups(rvqs, indices, layout_of(*this));
+  return detail::output_of_groups(rvqs, indices, detail::layout_of(*this));
 }
 
 }  // namespace torchvq

@@ -2,9 +2,13 @@
 // joining the groups again.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include <c10/util/Exception.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include <torchvq/modules/grouped_residual_vq.h>
 
 #include "detail/checks.h"
 #include "detail/joined.h"
@@ -16,11 +20,22 @@ namespace torchvq::detail {
 template <typename Grouped>
 Layout layout_of_groups(const Grouped& grouped, const char* owner) {
   return {.dim = grouped.options.dim(),
-          .heads = 1,
-          .separate = false,
           .channel_first = grouped.rvqs[0]->options.is_channel_first(),
-          .map_rank = 0,
           .owner = owner};
+}
+
+/// The same for groups of ResidualVQ, whose layout has heads.
+Layout layout_of(const GroupedResidualVQImpl& grouped);
+
+/// Registers the stacks of a module: `make` makes that of each group.
+template <typename Grouped, typename Make>
+void fill_groups(Grouped& grouped, const Make& make) {
+  auto list = grouped.register_module("rvqs", torch::nn::ModuleList());
+  grouped.rvqs.clear();
+  for (int64_t group = 0; group < grouped.options.groups(); ++group) {
+    grouped.rvqs.push_back(make(group));
+    list->push_back(grouped.rvqs.back());
+  }
 }
 
 /// The axis of the features in the input of a layout.

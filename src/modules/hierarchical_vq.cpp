@@ -18,6 +18,7 @@
 #include <torchvq/ops/lookup_codes.h>
 
 #include "detail/checks.h"
+#include "detail/precision.h"
 #include "detail/without_autocast.h"
 #include "modules/call_checks.h"
 #include "modules/copy_tensors.h"
@@ -40,12 +41,7 @@ constexpr auto kHierarchicalVQ = "HierarchicalVQ";
 constexpr int64_t kScaleKernel = 3;
 
 detail::Layout scale_layout(const HierarchicalVQOptions& options) {
-  return {.dim = options.dim(),
-          .heads = 1,
-          .separate = false,
-          .channel_first = options.channel_first(),
-          .map_rank = 0,
-          .owner = kHierarchicalVQ};
+  return {.dim = options.dim(), .channel_first = options.channel_first(), .owner = kHierarchicalVQ};
 }
 
 std::vector<int64_t> positions_of(const HierarchicalVQOptions& options, const torch::Tensor& x) {
@@ -70,17 +66,10 @@ std::string scales_signature(const HierarchicalVQOptions& options,
   return text.str();
 }
 
-bool is_half_precision(const torch::Tensor& tensor) {
-  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
-}
-
 /// (B, D, *S), float32 or float64, zeros for padding.
 torch::Tensor maps_of(const HierarchicalVQOptions& options, const torch::Tensor& x,
                       const OptionalTensor& mask) {
-  auto tokens = scale_layout(options).pack(x);
-  // Padding may hold anything, including NaN; zeros keep it out of every gradient.
-  if (mask) tokens = F::fill_masked(tokens, *mask);
-  if (is_half_precision(tokens)) tokens = tokens.to(at::kFloat);
+  const auto tokens = detail::widened(scale_layout(options).pack(x, mask));
   auto shape = with_batch(options.dim(), positions_of(options, x));
   shape.insert(shape.begin(), x.size(0));
   return tokens.transpose(1, 2).reshape(shape);
@@ -253,13 +242,17 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
   // Decoding may run outside autocast, so forward disables it for equal results.
   const detail::WithoutAutocast without_autocast;
   std::vector<Codebook> codebooks;
-  for (const auto& vq : vqs) codebooks.push_back(vq->codebook_state);
+  std::vector<VectorQuantizeImpl*> levels;
+  for (const auto& vq : vqs) {
+    codebooks.push_back(vq->codebook_state);
+    levels.push_back(vq.ptr().get());
+  }
   const auto ranks = detail::ranks_of(detail::synced_level(vqs), kHierarchicalVQ);
   // Before the depth is drawn, so that ranks draw the same depth.
   const auto maps = maps_of(options, x, mask);
   const bool frozen = call.freeze_codebook().value_or(options.freeze_codebook());
   if (!ranks.alone()) {
-    detail::agree_in_stack({.first = get_vq(0),
+    detail::agree_in_stack({.levels = levels,
                             .codebooks = codebooks,
                             .signature = scales_signature(options, resolved_.shapes),
                             .frozen = frozen,
@@ -268,7 +261,7 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
   }
   const auto depth = scales_in_use(*this);
   const auto run = [&] {
-    if (is_training()) detail::begin_step(codebooks);
+    if (is_training()) detail::reset_replaced(codebooks);
     return detail::walk_scales(*this, maps,
                                {.mask = map_mask(options, x, mask),
                                 .targets = targets,
@@ -277,9 +270,7 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
                                 .depth = depth,
                                 .ranks = ranks});
   };
-  std::vector<VectorQuantizeImpl*> levels;
-  for (const auto& vq : vqs) levels.push_back(vq.ptr().get());
-  const auto done = is_training() ? detail::counted_unless_it_fails(std::move(levels), run) : run();
+  const auto done = is_training() ? detail::undone_if_it_fails(std::move(levels), run) : run();
   HierarchicalVQOutput output{
       restore_map(options, done.output, x, mask), {}, done.loss, std::nullopt};
   if (depth < num_levels()) output.cutoff = depth - 1;
@@ -297,8 +288,8 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
 
 torch::Tensor HierarchicalVQImpl::decode_scale(int64_t scale, const torch::Tensor& indices,
                                                at::IntArrayRef full) {
-  auto codes = ops::lookup_codes(get_vq(scale).codebook_state->codes(), indices.reshape({1, -1}));
-  if (is_half_precision(codes)) codes = codes.to(at::kFloat);
+  const auto codes = detail::widened(
+      ops::lookup_codes(get_vq(scale).codebook_state->codes(), indices.reshape({1, -1})));
   const auto& shape = resolved_.shapes[scale];
   int64_t cells = 1;
   for (const auto size : shape) cells *= size;
@@ -330,7 +321,7 @@ torch::Tensor HierarchicalVQImpl::get_output_from_indices(
     detail::check_dtype(kHierarchicalVQ, "mask", *mask, at::kBool);
     const auto shape = with_batch(batch, full);
     const at::IntArrayRef expected(shape);
-    TORCH_CHECK_VALUE(mask->sizes() == expected, "HierarchicalVQ: expected mask to be of shape ",
+    TORCH_CHECK_VALUE(mask->sizes() == expected, "HierarchicalVQ: expected mask to have shape ",
                       expected, ", but got ", mask->sizes());
     total = total.masked_fill(mask->logical_not().unsqueeze(1), 0);
   }

@@ -14,8 +14,8 @@ namespace torchvq::detail {
 
 namespace F = functional;
 
-bool average_gradients(const std::vector<at::Tensor>& learned, const at::Tensor& tokens,
-                       const std::optional<at::Tensor>& mask, const distributed::Ranks& ranks) {
+bool average_gradients_(const std::vector<at::Tensor>& learned, const at::Tensor& tokens,
+                        const std::optional<at::Tensor>& mask, const distributed::Ranks& ranks) {
   // What sizes tell needs no value of a tensor, for which a GPU would have to wait.
   const bool certain = !mask && tokens.size(0) * tokens.size(1) > 0;
   if (ranks.alone()) return certain || (mask && mask->any().item<bool>());
@@ -51,7 +51,7 @@ at::Tensor in_place_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
   const auto loss = ops::commitment_loss(found.inputs, found.codes, mask);
   loss.backward();
   const bool learns =
-      average_gradients(vq.codebook_state->learned_parameters(), target, mask, ranks);
+      average_gradients_(vq.codebook_state->learned_parameters(), target, mask, ranks);
   if (learns && !vq.options.manual_in_place_optimizer_update()) {
     vq.update_in_place_optimizer();
   }

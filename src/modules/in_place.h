@@ -13,11 +13,11 @@ namespace torchvq::detail {
 /// save them.
 at::Tensor target_of(const at::Tensor& tokens);
 
-/// Computes the gradient of a mean over the tokens (H, T, D) of all ranks from the gradients
-/// of the means of each rank. Returns whether there is any token, the same on all ranks; if not, the
-/// optimizer must not step: with moments or decay it would move codes by gradients of zero, too.
-bool average_gradients(const std::vector<at::Tensor>& learned, const at::Tensor& tokens,
-                       const std::optional<at::Tensor>& mask, const distributed::Ranks& ranks);
+/// Returns whether any rank has a token; if not, the optimizer must not step: with moments or decay
+/// it would move codes by gradients of zero, too. Turns the gradients of `learned`, of a mean over
+/// this rank's tokens (H, T, D), into those of the mean over the tokens of all ranks.
+bool average_gradients_(const std::vector<at::Tensor>& learned, const at::Tensor& tokens,
+                        const std::optional<at::Tensor>& mask, const distributed::Ranks& ranks);
 
 /// One step towards the tokens (H, T, D) of this batch; returns the loss of this step.
 at::Tensor in_place_step(VectorQuantizeImpl& vq, const at::Tensor& projected,

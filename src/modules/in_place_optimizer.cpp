@@ -1,7 +1,11 @@
 #include <torchvq/modules/in_place_optimizer.h>
 
 #include <algorithm>
+#include <optional>
+#include <sstream>
+#include <typeinfo>
 
+#include <c10/util/Type.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "modules/optimizer_state.h"
@@ -14,6 +18,15 @@ namespace {
 
 constexpr auto kArchiveKey = "in_place_codebook_optimizer";
 
+/// The rate at construction; none of options that do not tell it.
+std::optional<double> rate_of(const torch::optim::Optimizer& optimizer) {
+  try {
+    return optimizer.defaults().get_lr();
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  }
+}
+
 }  // namespace
 
 bool InPlaceOptimizer::has_in_place_optimizer() const { return in_place_optimizer_ != nullptr; }
@@ -25,6 +38,16 @@ bool InPlaceOptimizer::learns_in_place() const {
     const auto& own = group.params();
     return std::any_of(own.begin(), own.end(), [](const auto& one) { return one.requires_grad(); });
   });
+}
+
+std::string InPlaceOptimizer::in_place_optimizer_text() const {
+  if (!in_place_optimizer_) return "none";
+  const auto& optimizer = *in_place_optimizer_;
+  std::ostringstream text;
+  text << c10::demangle(typeid(optimizer).name());
+  if (const auto rate = rate_of(optimizer)) text << " of rate " << *rate;
+  if (in_place_state_loaded_) text << " with loaded state";
+  return text.str();
 }
 
 void InPlaceOptimizer::update_in_place_optimizer() {

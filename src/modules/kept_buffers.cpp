@@ -3,6 +3,8 @@
 #include <utility>
 #include <vector>
 
+#include "detail/precision.h"
+
 namespace torchvq::detail {
 
 void cast_keeping_buffers(torch::nn::Module& module, const std::function<void()>& cast) {
@@ -12,8 +14,7 @@ void cast_keeping_buffers(torch::nn::Module& module, const std::function<void()>
   }
   cast();
   for (auto& [buffer, old] : before) {
-    const auto now = buffer.scalar_type();
-    if (!old.is_floating_point() || now == at::kHalf || now == at::kBFloat16) {
+    if (!old.is_floating_point() || is_half(buffer.scalar_type())) {
       buffer.set_data(old.to(buffer.device()));
     }
   }

@@ -1,6 +1,5 @@
 #include <torchvq/modules/latent_quantize.h>
 
-#include <numeric>
 #include <ostream>
 #include <sstream>
 #include <utility>
@@ -9,12 +8,11 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <torchvq/distributed/replicas.h>
-#include <torchvq/functional/decode.h>
 #include <torchvq/functional/latent_codes.h>
-#include <torchvq/functional/layout.h>
 #include <torchvq/functional/vqp_compat.h>
 
 #include "detail/checks.h"
+#include "detail/precision.h"
 #include "modules/copy_tensors.h"
 #include "modules/in_place.h"
 #include "modules/indices.h"
@@ -32,12 +30,7 @@ namespace {
 constexpr auto kLatentQuantize = "LatentQuantize";
 
 detail::Layout layout_of(const LatentQuantizeOptions& options) {
-  return {.dim = options.dim(),
-          .heads = 1,
-          .separate = false,
-          .channel_first = options.channel_first(),
-          .map_rank = 0,
-          .owner = kLatentQuantize};
+  return {.dim = options.dim(), .channel_first = options.channel_first(), .owner = kLatentQuantize};
 }
 
 int64_t inner_dim(const LatentQuantizeOptions& options) {
@@ -46,7 +39,7 @@ int64_t inner_dim(const LatentQuantizeOptions& options) {
 
 /// The dtype of fixed values after a cast: never half precision, which would change them.
 torch::Dtype wide(const torch::Tensor& own, torch::Dtype dtype) {
-  return dtype == at::kHalf || dtype == at::kBFloat16 ? own.scalar_type() : dtype;
+  return detail::is_half(dtype) ? own.scalar_type() : dtype;
 }
 
 }  // namespace
@@ -132,11 +125,10 @@ std::vector<torch::Tensor> LatentQuantizeImpl::values() const {
 }
 
 int64_t LatentQuantizeImpl::codebook_size() const {
-  const auto& levels = options.levels();
-  return std::accumulate(levels.begin(), levels.end(), int64_t{1}, std::multiplies<>());
+  return c10::multiply_integers(options.levels());
 }
 
-bool LatentQuantizeImpl::keeps_codebooks() const {
+bool LatentQuantizeImpl::keeps_codebook_axis() const {
   return options.keep_num_codebooks_dim().value_or(false) || options.num_codebooks() > 1;
 }
 
@@ -149,8 +141,7 @@ void LatentQuantizeImpl::handshake(const torch::Tensor& latents,
   call.handle = handle_;
   std::ostringstream text;
   text << detail::tokens_text(latents.scalar_type()) << "; LatentQuantize of levels "
-       << at::IntArrayRef(options.levels()) << ", own optimizer"
-       << (in_place_state_loaded() ? " with loaded state" : "");
+       << at::IntArrayRef(options.levels()) << ", own optimizer " << in_place_optimizer_text();
   call.signature = text.str();
   std::vector<torch::Tensor> state;
   for (const auto& own : values()) state.push_back(own.detach());
@@ -174,7 +165,7 @@ std::vector<torch::Tensor> LatentQuantizeImpl::values_of_step(const torch::Tenso
     F::latent_quantize(target, own, /*commitment=*/0, /*quantization=*/1, mask).loss.backward();
     const auto dim = static_cast<int64_t>(options.levels().size());
     const auto rows = target.reshape({1, -1, dim});
-    const bool learns = detail::average_gradients(
+    const bool learns = detail::average_gradients_(
         own, target.scalar_type() == at::kDouble ? rows : rows.to(at::kFloat),
         mask ? OptionalTensor(mask->reshape({1, -1})) : std::nullopt, ranks);
     if (learns) update_in_place_optimizer();
@@ -190,18 +181,12 @@ std::vector<torch::Tensor> LatentQuantizeImpl::values_of_step(const torch::Tenso
 LatentQuantizeOutput LatentQuantizeImpl::forward(const torch::Tensor& z,
                                                  const OptionalTensor& mask) {
   const auto layout = layout_of(options);
-  layout.check_input(z);
+  layout.check_input(z, "z");
   const auto token_mask = layout.token_mask(z, mask, std::nullopt);
-  auto tokens = layout.pack(z);
-  if (token_mask) {
-    tokens = F::fill_masked(tokens, *token_mask);
-  }
-  const auto given = tokens;
-  if (project_in) {
-    tokens = detail::apply_linear(project_in, tokens);
-  }
-  const auto latents = tokens.unflatten(
-      -1, {options.num_codebooks(), static_cast<int64_t>(options.levels().size())});
+  const auto tokens = layout.pack(z, token_mask);
+  const auto latents =
+      detail::apply_linear(project_in, tokens)
+          .unflatten(-1, {options.num_codebooks(), static_cast<int64_t>(options.levels().size())});
   OptionalTensor code_mask;
   if (token_mask) {
     code_mask = token_mask->unsqueeze(-1).expand(
@@ -213,24 +198,16 @@ LatentQuantizeOutput LatentQuantizeImpl::forward(const torch::Tensor& z,
   auto found = F::latent_quantize(latents, values_of_step(latents, code_mask),
                                   learns && !compat ? commitment : 0,
                                   learns && !compat ? quantization : 0, code_mask);
-  auto output = found.codes.flatten(2);
-  if (project_out) {
-    output = detail::apply_linear(project_out, output);
-  }
+  const auto output = detail::apply_linear(project_out, found.codes.flatten(2));
   if (learns && compat) {
-    found.loss = F::vqp_latent_loss(given, output, commitment, quantization, token_mask);
+    found.loss = F::vqp_latent_loss(tokens, output, commitment, quantization, token_mask);
   }
-  output = output.to(z.scalar_type());
-  if (token_mask) {
-    output = F::fill_padding(output, *token_mask);
-  }
-  auto indices = keeps_codebooks() ? found.indices : found.indices.squeeze(-1);
+  auto indices = keeps_codebook_axis() ? found.indices : found.indices.squeeze(-1);
   if (compat) {
     indices = F::vqp_indices(indices, codebook_size());
   }
-  return {layout.unpack(output, z),
-          F::unpack_positions(indices, z.sym_sizes(), options.channel_first()),
-          learns ? found.loss : at::zeros_like(found.loss)};
+  return {detail::restore_output(output, z, token_mask, layout, nullptr),
+          layout.unpack_positions(indices, z), learns ? found.loss : at::zeros_like(found.loss)};
 }
 
 // Codes -------------------------------------------------------------------------------------------
@@ -247,16 +224,13 @@ torch::Tensor LatentQuantizeImpl::codes_to_indices(const torch::Tensor& zhat) co
 torch::Tensor LatentQuantizeImpl::indices_to_codes(const torch::Tensor& indices,
                                                    bool with_projection) {
   const auto whole = detail::as_int64(kLatentQuantize, indices);
-  const auto stacked = keeps_codebooks() ? whole : whole.unsqueeze(-1);
+  const auto stacked = keeps_codebook_axis() ? whole : whole.unsqueeze(-1);
   TORCH_CHECK_VALUE(stacked.dim() >= 2 && stacked.size(-1) == options.num_codebooks(),
                     kLatentQuantize, ": expected indices to have shape (B, *) and ",
                     options.num_codebooks(), " codebooks, but got shape ", indices.sizes());
   auto codes = F::latent_decode(stacked, values()).flatten(-2);
-  if (with_projection && project_out) {
-    // The output of masked tokens is 0; the bias of the projection would change it.
-    codes = F::zero_absent(detail::apply_linear(project_out, codes), stacked);
-  }
-  return options.channel_first() ? codes.movedim(-1, 1) : codes;
+  if (with_projection) codes = detail::project_decoded(project_out, codes, stacked);
+  return layout_of(options).place_features(codes);
 }
 
 torch::Tensor LatentQuantizeImpl::commitment_loss(const torch::Tensor& z,

@@ -33,15 +33,15 @@ F::TokenLayout token_layout(const VectorQuantizeOptions& options) {
       .zeros_for_masked(options.return_zeros_for_masked_padding());
 }
 
-void Layout::check_input(const at::Tensor& x) const {
-  check_floating(owner.c_str(), "x", x);
+void Layout::check_input(const at::Tensor& x, const char* name) const {
+  check_floating(owner.c_str(), name, x);
   const auto* shape = map_rank == 5   ? "(B, dim, T, H, W)"
                       : map_rank == 4 ? "(B, dim, H, W)"
                                       : "(B, *, dim)";
   TORCH_CHECK_VALUE(x.dim() >= 2 && (map_rank == 0 || x.dim() == 2 || x.dim() == map_rank), owner,
-                    ": expected x to have shape ", shape, ", but got shape ", x.sizes());
-  TORCH_CHECK_VALUE(x.size(channel_first ? 1 : -1) == dim, owner, ": expected x to have ", dim,
-                    " features (dim), but got shape ", x.sizes());
+                    ": expected ", name, " to have shape ", shape, ", but got shape ", x.sizes());
+  TORCH_CHECK_VALUE(x.size(channel_first ? 1 : -1) == dim, owner, ": expected ", name, " to have ",
+                    dim, " features (dim), but got shape ", x.sizes());
 }
 
 std::vector<int64_t> Layout::token_shape(const at::Tensor& x) const {
@@ -84,7 +84,11 @@ OptionalTensor Layout::mask_of_items(const at::Tensor& x, const OptionalTensor& 
   return token_mask(x, mask->reshape(column).expand(shape), std::nullopt);
 }
 
-at::Tensor Layout::pack(const at::Tensor& x) const { return F::pack_tokens(x, channel_first); }
+at::Tensor Layout::pack(const at::Tensor& x, const OptionalTensor& mask) const {
+  const auto tokens = F::pack_tokens(x, channel_first);
+  // Padding may hold anything, including NaN; zeros keep it out of every gradient.
+  return mask ? F::fill_masked(tokens, *mask) : tokens;
+}
 
 at::Tensor Layout::unpack(const at::Tensor& tokens, const at::Tensor& x) const {
   return F::unpack_tokens(tokens, x, channel_first);
@@ -135,7 +139,8 @@ std::vector<int64_t> Layout::indices_shape(const at::Tensor& x) const {
 }
 
 at::Tensor Layout::place_features(const at::Tensor& values) const {
-  return channel_first ? values.movedim(-1, 1) : values;
+  // (B, dim) and (dim,) have no position axis.
+  return channel_first && values.dim() > 2 ? values.movedim(-1, 1) : values;
 }
 
 }  // namespace torchvq::detail

@@ -21,22 +21,23 @@ namespace detail {
 /// Internally, tokens are (H, T, D): one row of heads per codebook.
 struct Layout {
   int64_t dim;
-  int64_t heads;
-  bool separate;  ///< one codebook per head
-  bool channel_first;
-  int64_t map_rank;   ///< of the input, if an option requires an image or a volume; otherwise 0
-  std::string owner;  ///< the class that error messages name
+  int64_t heads = 1;
+  bool separate = false;  ///< one codebook per head
+  bool channel_first = false;
+  int64_t map_rank = 0;  ///< of the input, if an option requires an image or a volume; otherwise 0
+  std::string owner;     ///< the class that error messages name
 
-  /// Throws c10::TypeError or c10::ValueError for an input that does not match.
-  void check_input(const at::Tensor& x) const;
+  /// Throws c10::TypeError or c10::ValueError for an input that does not match; `name` is that of
+  /// the argument.
+  void check_input(const at::Tensor& x, const char* name = "x") const;
   /// (B, N) bool, true for real tokens.
   std::optional<at::Tensor> token_mask(const at::Tensor& x, const std::optional<at::Tensor>& mask,
                                        const std::optional<at::Tensor>& lens) const;
   /// The same for modules that also take a mask with one value per item, (B,).
   std::optional<at::Tensor> mask_of_items(const at::Tensor& x,
                                           const std::optional<at::Tensor>& mask) const;
-  /// x to (B, N, dim).
-  at::Tensor pack(const at::Tensor& x) const;
+  /// x to (B, N, dim), with zeros where masked.
+  at::Tensor pack(const at::Tensor& x, const std::optional<at::Tensor>& mask = std::nullopt) const;
   /// (B, N, dim), or (B, N, k, dim), to the layout of x.
   at::Tensor unpack(const at::Tensor& tokens, const at::Tensor& x) const;
   /// (B, N, heads * D) to (H, T, D).

@@ -29,7 +29,7 @@ auto rules_of(const VectorQuantizeImpl& vq) {
                     own.sync_every());
 }
 
-bool in_step(const CodebookImpl& codebook, const CodebookImpl& other) {
+bool accumulated_equally(const CodebookImpl& codebook, const CodebookImpl& other) {
   const auto kept = [](const CodebookImpl& own) { return own.kept_steps.slice(0, 0, 2); };
   return !codebook.keeps_statistics() || at::equal(kept(codebook), kept(other));
 }
@@ -89,7 +89,8 @@ bool draws(const VectorQuantizeImpl& vq, bool frozen) {
 bool learn_alike(const std::vector<const VectorQuantizeImpl*>& levels) {
   const auto& first = *levels[0];
   return std::all_of(levels.begin(), levels.end(), [&](const VectorQuantizeImpl* vq) {
-    return rules_of(*vq) == rules_of(first) && in_step(*vq->codebook_state, *first.codebook_state);
+    return rules_of(*vq) == rules_of(first) &&
+           accumulated_equally(*vq->codebook_state, *first.codebook_state);
   });
 }
 

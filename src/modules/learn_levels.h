@@ -23,7 +23,7 @@ bool learn_alike(const std::vector<const VectorQuantizeImpl*>& levels);
 /// A codebook in a training step.
 struct LearningLevel {
   const VectorQuantizeImpl* vq;
-  functional::StepTokens tokens;  ///< none of a level that is dropped or does not train
+  functional::StepTokens tokens;  ///< empty for a level that is dropped or does not train
   bool trains;
 };
 

@@ -11,8 +11,6 @@
 #include <torchvq/distributed/ranks.h>
 #include <torchvq/distributed/replicas.h>
 #include <torchvq/functional/codebook.h>
-#include <torchvq/functional/decode.h>
-#include <torchvq/functional/layout.h>
 #include <torchvq/functional/lookup_free.h>
 #include <torchvq/functional/rotate_features.h>
 #include <torchvq/ops/advance_rng_.h>
@@ -20,6 +18,7 @@
 #include <torchvq/ops/straight_through.h>
 
 #include "detail/checks.h"
+#include "detail/precision.h"
 #include "modules/copy_tensors.h"
 #include "modules/indices.h"
 #include "modules/layout.h"
@@ -39,12 +38,7 @@ detail::Layout layout_of(const LFQImpl& lfq, int64_t axes) {
           .heads = lfq.options.num_codebooks(),
           .separate = true,
           .channel_first = lfq.options.channel_first().value_or(axes >= 4),
-          .map_rank = 0,
           .owner = "LFQ"};
-}
-
-bool is_half(const torch::Tensor& x) {
-  return x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16;
 }
 
 }  // namespace
@@ -145,13 +139,7 @@ LookupFreeOutput LFQImpl::forward(const torch::Tensor& x, double inv_temperature
   // The reference quantizes padding as well.
   const auto filled = options.vqp_compat() ? std::nullopt : token_mask;
   const bool projects = static_cast<bool>(project_out);
-  auto tokens = x;
-  if (projects) {
-    tokens = layout.pack(x);
-    // Padding may hold anything, including NaN; zeros keep it out of every gradient.
-    if (filled) tokens = F::fill_masked(tokens, *filled);
-    tokens = projected(tokens);
-  }
+  const auto tokens = projects ? projected(layout.pack(x, filled)) : x;
   // Before anything is drawn, so that ranks have the same seed.
   if (!ranks.empty()) handshake(ranks, tokens);
   F::LookupFreeArguments arguments{.mask = token_mask, .rotation = {}, .rng = {}};
@@ -165,12 +153,10 @@ LookupFreeOutput LFQImpl::forward(const torch::Tensor& x, double inv_temperature
                         .ranks({ranks, label()}));
   if (is_training() && rng.defined()) ops::advance_rng_(rng);
   if (projects) {
-    auto codes = detail::apply_linear(project_out, found.quantized).to(x.scalar_type());
-    if (filled) codes = F::fill_padding(codes, *filled);
-    found.quantized = layout.unpack(codes, x);
+    found.quantized = detail::restore_output(found.quantized, x, filled, layout, project_out);
     found.indices = layout.unpack_positions(found.indices, x);
   }
-  if (keeps_num_codebooks_dim() && options.num_codebooks() == 1) {
+  if (keeps_codebook_axis() && options.num_codebooks() == 1) {
     found.indices = found.indices.unsqueeze(-1);
   }
   const auto& [loss, per_sample, batch, commitment] = found.losses;
@@ -178,10 +164,8 @@ LookupFreeOutput LFQImpl::forward(const torch::Tensor& x, double inv_temperature
 }
 
 torch::Tensor LFQImpl::projected(const torch::Tensor& tokens) {
-  auto projected = tokens;
-  if (linear_in) projected = detail::apply_linear(linear_in, tokens);
-  if (cosine_in) projected = cosine_in(tokens.to(cosine_in->weight.scalar_type()));
-  return is_half(projected) ? projected.to(at::kFloat) : projected;
+  return detail::widened(cosine_in ? cosine_in(tokens.to(cosine_in->weight.scalar_type()))
+                                   : detail::apply_linear(linear_in, tokens));
 }
 
 F::LookupFreeOptions LFQImpl::step_options() const {
@@ -276,7 +260,7 @@ torch::Tensor LFQImpl::bits_to_codes(const torch::Tensor& bits) const {
 
 torch::Tensor LFQImpl::indices_to_codes(const torch::Tensor& indices, bool with_projection) {
   const auto whole = detail::as_int64("LFQ", indices);
-  const auto stacked = keeps_num_codebooks_dim() ? whole : whole.unsqueeze(-1);
+  const auto stacked = keeps_codebook_axis() ? whole : whole.unsqueeze(-1);
   TORCH_CHECK_VALUE(stacked.dim() >= 1 && stacked.size(-1) == options.num_codebooks(),
                     "LFQ: expected indices to have ", options.num_codebooks(),
                     " codebooks on the last axis, but got shape ", indices.sizes());
@@ -284,12 +268,8 @@ torch::Tensor LFQImpl::indices_to_codes(const torch::Tensor& indices, bool with_
   auto output = ops::sign_decode(stacked, bits_, code_value(), wide ? at::kDouble : at::kFloat);
   if (orthogonal_rot.defined()) output = F::rotate_features(output, orthogonal_rot, true);
   output = output.flatten(-2);
-  if (with_projection && project_out) {
-    // The output of masked tokens is 0; the bias of the projection would change it.
-    output = F::zero_absent(detail::apply_linear(project_out, output), stacked);
-  }
-  const bool maps = options.channel_first().value_or(stacked.dim() >= 4);
-  return maps && output.dim() > 2 ? output.movedim(-1, 1) : output;
+  if (with_projection) output = detail::project_decoded(project_out, output, stacked);
+  return layout_of(*this, output.dim()).place_features(output);
 }
 
 }  // namespace torchvq

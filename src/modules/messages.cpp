@@ -4,6 +4,8 @@
 #include <ios>
 #include <sstream>
 
+#include "modules/learn_levels.h"
+
 namespace torchvq::detail {
 namespace {
 
@@ -25,16 +27,16 @@ std::string joined_messages(const std::vector<std::string>& sent) {
 /// The messages of a training forward, in their order, besides those of k-means.
 std::string messages_of(const VectorQuantizeImpl& vq, const Sending& call) {
   const auto& options = vq.options;
-  const bool learns = !call.frozen;
+  const bool trains = !call.frozen;
   std::vector<std::string> sent;
-  if ((learns || call.begins) && options.affine_param() && options.sync_affine_param()) {
+  if ((trains || call.begins) && options.affine_param() && options.sync_affine_param()) {
     sent.emplace_back("moments");
   }
-  if (learns && vq.learns_in_place()) sent.emplace_back("gradients");
+  if (trains && vq.learns_in_place()) sent.emplace_back("gradients");
   if (options.codebook_diversity_loss_weight() > 0 && !options.vqp_compat()) {
     sent.emplace_back("probabilities");
   }
-  if (learns && call.learns && vq.codebook_state->learns(call.ema_update)) {
+  if (trains && call.learns && vq.codebook_state->learns(call.ema_update)) {
     // Candidates for dead codes come with the statistics, unless these are alone.
     sent.emplace_back(call.apart ? "statistics alone" : "statistics");
   }
@@ -51,9 +53,7 @@ std::string quantizer_signature(const VectorQuantizeImpl& vq) {
        << ", frozen " << options.freeze_codebook() << ", diversity "
        << options.codebook_diversity_loss_weight() << " at "
        << options.codebook_diversity_temperature() << ", own optimizer "
-       << static_cast<bool>(options.in_place_codebook_optimizer())
-       << (vq.in_place_state_loaded() ? " with loaded state" : "") << ", manual "
-       << options.manual_in_place_optimizer_update();
+       << vq.in_place_optimizer_text() << ", manual " << options.manual_in_place_optimizer_update();
   return text.str();
 }
 
@@ -63,14 +63,23 @@ std::string call_text(const VectorQuantizeImpl& vq, const Sending& call, at::Sca
   if (sent.empty() && call.begins) {
     sent = "k-means";
   } else if (sent.empty()) {
-    // A call that sends nothing concerns no other rank, so it asks for nothing that other calls do
-    // not ask for.
+    // A call that sends nothing uses the text of an ordinary call, so that it does not cause a
+    // disagreement.
     sent = messages_of(vq, {.frozen = vq.options.freeze_codebook(),
                             .begins = false,
                             .ema_update = vq.resolved().ema_update});
   }
   return prefix + tokens_text(dtype) + ", sharing " + (sent.empty() ? "nothing" : sent) + "; " +
          quantizer_signature(vq);
+}
+
+/// The levels that do not train, which send other messages, or have other tokens in these.
+std::string evaluating(const std::vector<VectorQuantizeImpl*>& levels) {
+  std::string text;
+  for (size_t index = 0; index < levels.size(); ++index) {
+    if (!trains(*levels[index], /*frozen=*/false)) text += " " + std::to_string(index);
+  }
+  return text.empty() ? "" : ", evaluating levels" + text;
 }
 
 }  // namespace
@@ -102,14 +111,14 @@ void agree_to_learn(const VectorQuantizeImpl& vq, const Ranks& ranks, at::Scalar
 }
 
 void agree_in_stack(const StackCall& call, const Ranks& ranks) {
-  const auto& first = call.first;
+  const auto& first = *call.levels[0];
   const auto set = [](const Codebook& codebook) { return codebook->initialised(); };
   const bool begins = !std::all_of(call.codebooks.begin(), call.codebooks.end(), set);
   auto text = call_text(
       first, {.frozen = call.frozen, .begins = begins, .ema_update = first.resolved().ema_update},
       call.dtype);
   if (call.seeded_depth) text = std::to_string(*call.seeded_depth) + " levels by seed, " + text;
-  handshake(call.codebooks, ranks, text + "; " + call.signature);
+  handshake(call.codebooks, ranks, text + "; " + call.signature + evaluating(call.levels));
 }
 
 }  // namespace torchvq::detail

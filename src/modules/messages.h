@@ -22,9 +22,9 @@ void agree_to_learn(const VectorQuantizeImpl& vq, const Ranks& ranks, at::Scalar
 
 /// A forward of a stack.
 struct StackCall {
-  const VectorQuantizeImpl& first;  ///< the first level, whose options all levels have
-  std::vector<Codebook> codebooks;  ///< of all levels
-  std::string signature;            ///< the stack's own options in which ranks must agree, as text
+  std::vector<VectorQuantizeImpl*> levels;  ///< all of them have the options of the first
+  std::vector<Codebook> codebooks;          ///< of all levels
+  std::string signature;  ///< the stack's own options in which ranks must agree, as text
   bool frozen;
   at::ScalarType dtype;  ///< of the projected tokens
   /// The levels in use, if the caller's seed decides that and not the state that ranks share.

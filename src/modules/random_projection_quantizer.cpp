@@ -3,12 +3,12 @@
 #include <ostream>
 #include <utility>
 
-#include <torchvq/functional/layout.h>
 #include <torchvq/functional/losses.h>
 #include <torchvq/functional/random_projection.h>
 #include <torchvq/ops/commitment_cross_entropy.h>
 #include <torchvq/ops/nearest_code.h>
 
+#include "detail/precision.h"
 #include "modules/copy_tensors.h"
 #include "modules/layout.h"
 #include "modules/projection.h"
@@ -72,13 +72,9 @@ torch::Tensor RandomProjectionQuantizerImpl::forward(
   const auto places = layout();
   places.check_input(x);
   const auto token_mask = places.token_mask(x, call.mask(), std::nullopt);
-  auto tokens = places.pack(x);
-  // Padding may hold anything, including NaN; zeros keep it out of every gradient.
-  if (token_mask) tokens = F::fill_masked(tokens, *token_mask);
-  auto spread = F::random_projection(tokens, rand_projs, options.norm());
-  if (vq->project_in) spread = detail::apply_linear(vq->project_in, spread);
-  const bool half = spread.scalar_type() == at::kHalf || spread.scalar_type() == at::kBFloat16;
-  const auto projected = places.split_heads(half ? spread.to(at::kFloat) : spread);
+  const auto spread = F::random_projection(places.pack(x, token_mask), rand_projs, options.norm());
+  const auto projected =
+      places.split_heads(detail::widened(detail::apply_linear(vq->project_in, spread)));
   const auto mask = places.split_mask(token_mask);
   const auto codes = detail::stored_codes(*vq, projected.scalar_type());
   if (call.indices()) {

@@ -1,4 +1,4 @@
-// The generator of modules that draw random numbers but have no codebook that learns.
+// The state of the modules' counter-based generator.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -24,12 +24,12 @@ using OptionalMask = std::optional<at::Tensor>;
 /// Rejects stacks whose codes are transformed before they are summed, or are not free to move.
 void check_refinable(ResidualVQImpl& rvq) {
   const auto refuse = [](bool present, const char* name) {
-    TORCH_CHECK_VALUE(!present, "refine: expected module to be without ", name, ", but got them");
+    TORCH_CHECK_VALUE(!present, "refine: expected module to have no ", name, ", but got some");
   };
   const auto& options = rvq.options.vq();
   refuse(options.use_cosine_sim(), "cosine codebooks");
-  refuse(options.affine_param(), "an affine map of the codes");
-  refuse(!options.vq_bridge().is_empty(), "a bridge behind the codes");
+  refuse(options.affine_param(), "affine map of the codes");
+  refuse(!options.vq_bridge().is_empty(), "bridge behind the codes");
   refuse(rvq.options.implicit_neural_codebook(), "implicit neural codebooks");
   for (const auto& codebook : detail::codebooks_of(rvq)) {
     refuse(!codebook->initialised(), "codes that are not set");
@@ -104,9 +104,7 @@ Refinement refine(const ResidualVQ& module, const at::Tensor& tokens,
 
 Refinement refine(const GroupedResidualVQ& module, const at::Tensor& tokens,
                   const std::optional<at::Tensor>& mask, const RefineCodebooksOptions& options) {
-  auto layout = detail::layout_of(*module->rvqs[0]);
-  layout.dim = module->options.dim();
-  layout.owner = "GroupedResidualVQ";
+  const auto layout = detail::layout_of(*module);
   layout.check_input(tokens);
   const auto parts = tokens.chunk(module->options.groups(), detail::feature_axis(layout));
   return refine_stacks(module->rvqs, parts, mask, options);

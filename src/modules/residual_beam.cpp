@@ -39,7 +39,7 @@ namespace {
 double sampling_temperature(const ResidualVQImpl& rvq, std::optional<double> asked) {
   const auto& options = rvq.options.vq();
   if (!rvq.is_training() || !options.stochastic_sample_codes()) return 0;
-  return asked.value_or(options.sample_codebook_temp());
+  return std::max(asked.value_or(options.sample_codebook_temp()), 0.0);
 }
 
 /// The generator from which this rank draws the codes of a level.
@@ -165,9 +165,9 @@ int64_t beam_of(const ResidualVQImpl& rvq, std::optional<int64_t> size) {
   TORCH_CHECK_VALUE(beam >= 1, "ResidualVQ: expected beam_size to be at least 1, but got ", beam);
   const bool learns_in_place = rvq.is_training() && options.vq().in_place_codebook_optimizer();
   TORCH_CHECK_VALUE(beam == 1 || !learns_in_place,
-                    "ResidualVQ: expected in_place_codebook_optimizer to be off in training with "
-                    "beam_size ",
-                    beam, " (use eval_beam_size for a beam in evaluation alone), but got True");
+                    "ResidualVQ: expected beam_size to be 1 in training with "
+                    "in_place_codebook_optimizer, but got ",
+                    beam, " (use eval_beam_size for a beam in evaluation)");
   return beam;
 }
 

@@ -5,6 +5,7 @@
 #include <torchvq/functional/layout.h>
 
 #include "detail/joined.h"
+#include "detail/precision.h"
 #include "modules/projection.h"
 
 namespace torchvq::detail {
@@ -13,29 +14,14 @@ namespace F = functional;
 
 at::Tensor enter_stack(const at::Tensor& x, const std::optional<at::Tensor>& mask,
                        const Layout& layout, const torch::nn::Linear& project_in) {
-  auto tokens = layout.pack(x);
-  // Padding may hold anything, including NaN; zeros keep it out of every gradient.
-  if (mask) tokens = F::fill_masked(tokens, *mask);
-  auto inputs = project_in ? apply_linear(project_in, tokens) : tokens;
   // Residual and sum are kept in float32 between levels.
-  const bool half = inputs.scalar_type() == at::kHalf || inputs.scalar_type() == at::kBFloat16;
-  return half ? inputs.to(at::kFloat) : inputs;
-}
-
-at::Tensor leave_stack(const at::Tensor& total, const at::Tensor& x,
-                       const std::optional<at::Tensor>& mask, const Layout& layout,
-                       const torch::nn::Linear& project_out,
-                       const std::optional<at::Tensor>& padding) {
-  auto output = project_out ? apply_linear(project_out, total) : total;
-  output = output.to(x.scalar_type());
-  if (mask) output = F::fill_padding(output, *mask, padding);
-  return layout.unpack(output, x);
+  return widened(apply_linear(project_in, layout.pack(x, mask)));
 }
 
 at::Tensor restore_codes(const at::Tensor& codes, const at::Tensor& x,
                          const std::optional<at::Tensor>& mask, const Layout& layout) {
   const auto rows = mask ? F::fill_masked(codes, *mask) : codes;
-  return F::unpack_positions(rows, x.sym_sizes(), layout.channel_first);
+  return layout.unpack_positions(rows, x);
 }
 
 at::Tensor stack_levels(std::vector<at::Tensor> levels, int64_t count, int64_t missing,
@@ -43,6 +29,16 @@ at::Tensor stack_levels(std::vector<at::Tensor> levels, int64_t count, int64_t m
   const auto dropped = at::full_like(levels[0], missing).detach();
   levels.resize(static_cast<size_t>(count), dropped);
   return stacked(levels, dim);
+}
+
+int64_t decoded_levels(const std::string& owner, const at::Tensor& indices, int64_t levels,
+                       bool fewer) {
+  const auto count = indices.dim() > 0 ? indices.size(-1) : 0;
+  TORCH_CHECK_VALUE(count <= levels && count >= (fewer ? 1 : levels), owner,
+                    ": expected indices to have ", levels,
+                    " levels on the last axis, or fewer with quantize_dropout, but got shape ",
+                    indices.sizes());
+  return count;
 }
 
 }  // namespace torchvq::detail

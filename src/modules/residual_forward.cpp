@@ -15,6 +15,7 @@
 #include "modules/call_checks.h"
 #include "modules/learn_levels.h"
 #include "modules/messages.h"
+#include "modules/projection.h"
 #include "modules/ranks.h"
 #include "modules/residual_beam.h"
 #include "modules/residual_engine.h"
@@ -68,8 +69,8 @@ torch::Tensor restore(ResidualVQImpl& rvq, const torch::Tensor& output, const to
   const auto padding = request.mask && !rvq.options.return_zeros_for_masked_padding()
                            ? std::optional(layout.pack(x))
                            : std::nullopt;
-  return leave_stack(layout.merge_features(output, request.batch, request.tokens), x, request.mask,
-                     layout, rvq.project_out, padding);
+  return restore_output(layout.merge_features(output, request.batch, request.tokens), x,
+                        request.mask, layout, rvq.project_out, padding);
 }
 
 /// Greedy search level by level, without losses or learning: the most common evaluation.
@@ -90,7 +91,7 @@ ResidualVQOutput evaluate(ResidualVQImpl& rvq, const torch::Tensor& inputs, cons
           {}};
 }
 
-/// Converts the results of the operator for all levels.
+/// Converts the results of all levels.
 ResidualVQOutput result_of(const Pending& pending, const F::ResidualQuantizeStep& step) {
   auto& rvq = *pending.rvq;
   const auto& [x, request] = std::tie(pending.x, pending.request);
@@ -114,29 +115,18 @@ ResidualVQOutput result_of(const Pending& pending, const F::ResidualQuantizeStep
   return result;
 }
 
-ResidualVQOutput result_of(const Pending& pending, const Walk& walk, const torch::Tensor& loss) {
-  auto& rvq = *pending.rvq;
-  const auto& [x, request] = std::tie(pending.x, pending.request);
-  const auto layout = layout_of(rvq);
+/// The results of a walk in the form of those of the operator for all levels.
+F::ResidualQuantizeStep as_step(const Walk& walk, const torch::Tensor& losses) {
   std::vector<torch::Tensor> indices, codes;
   for (const auto& level : walk.levels) {
-    const auto& searched = level.result.searched;
-    indices.push_back(layout.restore_positions(searched.indices, x));
-    if (pending.all_codes) {
-      const auto rows = layout.merge_features(searched.codes, request.batch, request.tokens);
-      codes.push_back(restore_codes(rows, x, request.mask, layout));
-    }
+    indices.push_back(level.result.searched.indices);
+    codes.push_back(level.result.searched.codes);
   }
-  const auto every = rvq.num_quantizers();
-  ResidualVQOutput result{
-      restore(rvq, walk.output, x, request), stack_levels(std::move(indices), every, -1, -1),
-      request.targets.empty() ? loss : loss.sum(),
-      pending.all_codes ? stack_levels(std::move(codes), every, 0) : torch::Tensor()};
-  if (pending.all_codes && rvq.options.vq().vqp_compat()) {
-    // The reference looks codes up after the update, with gradients.
-    result.all_codes = rvq.get_codes_from_indices(result.indices);
-  }
-  return result;
+  return {walk.output,
+          stack_levels(std::move(indices), losses.size(0), -1, -1),
+          losses,
+          std::move(codes),
+          {}};
 }
 
 /// The options of the stack in which all ranks must agree; those of its levels are separate.
@@ -150,11 +140,11 @@ std::string stack_signature(const ResidualVQImpl& rvq) {
        << options.quantize_dropout_multiple_of() << ", frozen levels";
   for (int64_t index = 0; index < rvq.num_quantizers(); ++index) {
     const auto& level = *rvq.levels[index];
-    const bool kept = level.codebook_state->keeps_statistics();
-    const bool left_out = level.options.freeze_codebook() || (kept && !trains(level, false));
-    if (left_out) text << " " << index;
+    if (level.options.freeze_codebook()) text << " " << index;
   }
-  text << (rvq.in_place_state_loaded() ? ", own optimizer with loaded state" : "");
+  if (rvq.has_in_place_optimizer()) {
+    text << ", own optimizer " << rvq.in_place_optimizer_text();
+  }
   return text.str();
 }
 
@@ -178,11 +168,12 @@ StackRequest checked_request(const ResidualVQImpl& rvq, const torch::Tensor& x,
       .depth = 0,
       .ranks = ranks_of(synced_level(rvq.levels), "ResidualVQ"),
       .beam = beam_of(rvq, call.beam_size()),
+      .groups = {},
   };
 }
 
 Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwardOptions& call,
-              StackRequest request, std::optional<int64_t>& depth, bool together) {
+              StackRequest request, std::optional<int64_t>& depth) {
   const auto layout = layout_of(rvq);
   const auto tokens =
       enter_stack(x, sees_padding(rvq) ? std::nullopt : request.mask, layout, rvq.project_in);
@@ -191,16 +182,13 @@ Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwa
   if (!depth && seeded) depth = depth_of(rvq, seed);
   if (!request.ranks.alone()) {
     // Before a depth is drawn, so that ranks draw the same one.
-    agree_in_stack({.first = *rvq.levels[0],
+    agree_in_stack({.levels = levels_of(rvq),
                     .codebooks = codebooks_of(rvq),
-                    .signature = stack_signature(rvq),
+                    .signature = stack_signature(rvq) + request.groups,
                     .frozen = request.frozen,
                     .dtype = tokens.scalar_type(),
                     .seeded_depth = seeded ? depth : std::nullopt},
                    request.ranks);
-  }
-  if (rvq.is_training()) {
-    begin_step(codebooks_of(rvq));
   }
   if (!depth) {
     depth = depth_of(rvq, std::nullopt);
@@ -208,46 +196,73 @@ Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwa
   request.depth = *depth;
   request.batch = tokens.size(0);
   request.tokens = tokens.size(1);
-  const auto inputs = layout.split_heads(tokens);
-  const bool plain = !rvq.is_training() && request.targets.empty() && request.beam == 1 &&
-                     !rvq.options.implicit_neural_codebook() && !call.return_all_codes();
-  Pending pending{&rvq, x, std::move(request), call.return_all_codes(), std::nullopt, {}};
-  if (plain) {
-    pending.output = evaluate(rvq, inputs, x, pending.request);
-  } else if (steps_at_once(rvq, tokens) && (pending.request.ranks.alone() || !together)) {
-    pending.output =
-        result_of(pending, step_at_once(rvq, tokens, pending.request, pending.all_codes));
-  } else {
-    pending.walk = walk(rvq, inputs, pending.request);
-  }
-  return pending;
+  return {&rvq, x, tokens, std::move(request), call.return_all_codes(), std::nullopt, {}};
 }
 
-std::vector<ResidualVQOutput> finish(const std::vector<Pending>& stacks) {
-  std::vector<Searched> searched;
+namespace {
+
+/// Whether a stack learns by itself: with others it waits until all have searched, if they share
+/// messages, or if the caller's bridge may fail in a later one.
+bool learns_by_itself(const Pending& stack, bool together) {
+  return !together ||
+         (stack.request.ranks.alone() && stack.rvq->options.vq().vq_bridge().is_empty());
+}
+
+void search_stack(Pending& pending, bool together) {
+  auto& rvq = *pending.rvq;
+  const auto& [tokens, request] = std::tie(pending.tokens, pending.request);
+  if (rvq.is_training()) reset_replaced(codebooks_of(rvq));
+  const auto inputs = layout_of(rvq).split_heads(tokens);
+  const bool plain = !rvq.is_training() && request.targets.empty() && request.beam == 1 &&
+                     !rvq.options.implicit_neural_codebook() && !pending.all_codes;
+  if (plain) {
+    pending.output = evaluate(rvq, inputs, pending.x, request);
+  } else if (learns_by_itself(pending, together) && steps_at_once(rvq, tokens)) {
+    pending.output = result_of(pending, step_at_once(rvq, tokens, request, pending.all_codes));
+  } else {
+    pending.walk = walk(rvq, inputs, request);
+  }
+}
+
+/// Scores and learns after the search.
+std::vector<ResidualVQOutput> results_of(const std::vector<Pending>& stacks) {
+  std::vector<const Pending*> searched;
   for (const auto& pending : stacks) {
-    if (pending.walk) searched.push_back({pending.rvq, &*pending.walk, &pending.request});
+    if (pending.walk) searched.push_back(&pending);
   }
   const auto losses = searched.empty() ? std::vector<at::Tensor>() : learn(searched);
   std::vector<ResidualVQOutput> results;
   auto loss = losses.begin();
   for (const auto& pending : stacks) {
-    results.push_back(pending.walk ? result_of(pending, *pending.walk, *loss++) : pending.output);
+    results.push_back(pending.walk ? result_of(pending, as_step(*pending.walk, *loss++))
+                                   : pending.output);
   }
   return results;
+}
+
+}  // namespace
+
+std::vector<ResidualVQOutput> finish(std::vector<Pending> stacks) {
+  const auto run = [&] {
+    for (auto& pending : stacks) search_stack(pending, /*together=*/stacks.size() > 1);
+    return results_of(stacks);
+  };
+  std::vector<VectorQuantizeImpl*> training;
+  for (const auto& pending : stacks) {
+    if (!pending.rvq->is_training()) continue;
+    const auto levels = levels_of(*pending.rvq);
+    training.insert(training.end(), levels.begin(), levels.end());
+  }
+  return training.empty() ? run() : undone_if_it_fails(std::move(training), run);
 }
 
 }  // namespace detail
 
 ResidualVQOutput ResidualVQImpl::forward(const torch::Tensor& x,
                                          const ResidualVQForwardOptions& call) {
-  const auto run = [&] {
-    std::optional<int64_t> depth;
-    auto request = detail::checked_request(*this, x, call);
-    return detail::finish(
-        {detail::start(*this, x, call, std::move(request), depth, /*together=*/false)})[0];
-  };
-  return is_training() ? detail::counted_unless_it_fails(detail::levels_of({this}), run) : run();
+  std::optional<int64_t> depth;
+  auto request = detail::checked_request(*this, x, call);
+  return detail::finish({detail::start(*this, x, call, std::move(request), depth)})[0];
 }
 
 }  // namespace torchvq

@@ -116,20 +116,16 @@ void ResidualFSQImpl::to(torch::Device device, bool non_blocking) {
   KeptBuffers<ResidualFSQImpl>::to(device, non_blocking);
 }
 
-/// A module in float64 decodes in float64.
+/// Casts the scales with the module if its new dtype is float32 or float64: a module in float64
+/// decodes in float64.
 void ResidualFSQImpl::cast_scales(torch::Dtype dtype) {
   if (dtype == at::kFloat || dtype == at::kDouble) scales_ = scales_.to(dtype);
 }
 
-bool ResidualFSQImpl::keeps_codebook_axis() const { return levels[0]->keeps_num_codebooks_dim(); }
+bool ResidualFSQImpl::keeps_codebook_axis() const { return levels[0]->keeps_codebook_axis(); }
 
 detail::Layout ResidualFSQImpl::layout() const {
-  return {.dim = dim(),
-          .heads = 1,
-          .separate = false,
-          .channel_first = options.is_channel_first(),
-          .map_rank = 0,
-          .owner = "ResidualFSQ"};
+  return {.dim = dim(), .channel_first = options.is_channel_first(), .owner = "ResidualFSQ"};
 }
 
 detail::StackFamily ResidualFSQImpl::family(const std::optional<torch::Tensor>& noise_rng) const {
@@ -180,11 +176,7 @@ ResidualFSQOutput ResidualFSQImpl::forward_to_depth(const torch::Tensor& x,
   const auto& seed = call.rand_quantize_dropout_fixed_seed();
   const bool dropping = is_training() && drops();
   const bool noisy = is_training() && options.fsq().noise_dropout() > 0;
-  if (!depth) {
-    const F::DepthRule rule{options.num_quantizers(), options.quantize_dropout_cutoff_index(),
-                            options.quantize_dropout_multiple_of()};
-    depth = dropping ? detail::stack_depth(seed, rng, rule) : options.num_quantizers();
-  }
+  if (!depth) depth = detail::depth_in_use(options, dropping, seed, rng);
   const auto noise_rng = noisy ? std::optional(detail::rng_of_rank(rng)) : std::nullopt;
   const auto found = detail::run_stack(family(noise_rng), x, mask, *depth, call.return_all_codes());
   if (noisy || (dropping && !seed)) {

@@ -19,7 +19,7 @@ void step_shared_optimizer(ResidualVQImpl& rvq, const at::Tensor& inputs,
   }
   auto& codebook = *rvq.levels[0]->codebook_state;
   const auto mask = layout_of(rvq).split_mask(request.mask);
-  // As without gradients: a step in inference mode learns, too.
+  // A step learns in inference mode, too, as it does under no_grad.
   const c10::InferenceMode no_inference(false);
   auto residual = target_of(inputs);
   {
@@ -33,7 +33,7 @@ void step_shared_optimizer(ResidualVQImpl& rvq, const at::Tensor& inputs,
     }
   }
   const bool learns =
-      average_gradients(codebook.learned_parameters(), residual, mask, request.ranks);
+      average_gradients_(codebook.learned_parameters(), residual, mask, request.ranks);
   // With vqp_compat the levels wait for a call, whatever the options of the stack say.
   if (learns && !rvq.levels[0]->options.manual_in_place_optimizer_update()) {
     rvq.update_in_place_optimizer();

@@ -64,9 +64,9 @@ F::StepTokens tokens_of(const Level& level) {
 }
 
 /// In the reference, only the first level learns with a beam.
-std::vector<Level> learning_levels(const Searched& stack) {
+std::vector<Level> learning_levels(const Pending& stack) {
   auto levels = stack.walk->levels;
-  if (stack.rvq->options.vq().vqp_compat() && stack.request->beam > 1) levels.resize(1);
+  if (stack.rvq->options.vq().vqp_compat() && stack.request.beam > 1) levels.resize(1);
   return levels;
 }
 
@@ -81,7 +81,7 @@ LearningLevel shared_level(const std::vector<Level>& levels) {
 }
 
 /// The codebooks of a stack; those that do not learn keep their place in the message.
-std::vector<LearningLevel> step_of(const Searched& stack) {
+std::vector<LearningLevel> step_of(const Pending& stack) {
   const auto levels = learning_levels(stack);
   if (stack.rvq->options.shared_codebook()) return {shared_level(levels)};
   std::vector<LearningLevel> step;
@@ -90,7 +90,7 @@ std::vector<LearningLevel> step_of(const Searched& stack) {
     const auto& level = levels[std::min(index, levels.size() - 1)];
     const bool used = index < levels.size();
     const bool learns = used ? level_trains(level)
-                             : trains(vq, stack.request->frozen || vq.options.freeze_codebook());
+                             : trains(vq, stack.request.frozen || vq.options.freeze_codebook());
     const auto tokens = tokens_of(level);
     step.push_back({&vq, used && learns ? tokens : F::no_tokens(tokens), learns});
   }
@@ -98,40 +98,47 @@ std::vector<LearningLevel> step_of(const Searched& stack) {
 }
 
 /// As in the reference, a shared codebook is updated once per level.
-std::vector<at::Tensor> learn_in_turn(const Searched& stack) {
+std::vector<at::Tensor> learn_in_turn(const Pending& stack) {
   std::vector<at::Tensor> counts;
   for (const auto& level : learning_levels(stack)) {
     if (!level_trains(level)) continue;
-    counts.push_back(learn_together({{level.vq, tokens_of(level), true}}, stack.request->ranks)[0]);
+    counts.push_back(learn_together({{level.vq, tokens_of(level), true}}, stack.request.ranks)[0]);
   }
   return counts;
 }
 
+bool stack_rests(const Pending* stack) {
+  return !stack->rvq->is_training() || stack->request.frozen;
+}
+
 /// Updates the averages and codes of all levels, and replaces dead codes, with one exchange for all
 /// stacks. Returns the tokens per code of each codebook, over all ranks; see learn_together().
-Counts update(const std::vector<Searched>& stacks) {
-  const auto& options = stacks[0].rvq->options;
-  const auto& ranks = stacks[0].request->ranks;
-  Counts counts;
+Counts update(const std::vector<const Pending*>& stacks) {
+  const auto& options = stacks[0]->rvq->options;
+  Counts counts(stacks.size());
+  std::vector<size_t> together;
   std::vector<LearningLevel> all;
-  for (const auto& stack : stacks) {
+  for (size_t s = 0; s < stacks.size(); ++s) {
+    const auto& stack = *stacks[s];
+    if (!stack.rvq->is_training()) continue;
     if (options.shared_codebook() && options.vq().vqp_compat()) {
-      counts.push_back(learn_in_turn(stack));
+      counts[s] = learn_in_turn(stack);
       continue;
     }
     auto step = step_of(stack);
-    if (ranks.alone()) {
-      counts.push_back(learn_together(step, ranks));
+    if (stack.request.ranks.alone()) {
+      counts[s] = learn_together(step, stack.request.ranks);
     } else {
+      together.push_back(s);
       std::move(step.begin(), step.end(), std::back_inserter(all));
     }
   }
   if (all.empty()) return counts;
-  const auto found = learn_together(all, ranks);
+  const auto found = learn_together(all, stacks[together[0]]->request.ranks);
   auto own = found.begin();
-  for (const auto& stack : stacks) {
-    const auto end = own + static_cast<std::ptrdiff_t>(codebooks_of(*stack.rvq).size());
-    counts.emplace_back(own, end);
+  for (const auto s : together) {
+    const auto end = own + static_cast<std::ptrdiff_t>(codebooks_of(*stacks[s]->rvq).size());
+    counts[s].assign(own, end);
     own = end;
   }
   return counts;
@@ -160,33 +167,32 @@ void finish_step(ResidualVQImpl& rvq, const std::vector<Level>& levels,
 
 }  // namespace
 
-std::vector<at::Tensor> learn(const std::vector<Searched>& stacks) {
+std::vector<at::Tensor> learn(const std::vector<const Pending*>& stacks) {
   std::vector<std::vector<F::QuantizerLossOptions>> options(stacks.size());
   std::vector<std::vector<F::QuantizerLosses>> found;
   for (size_t s = 0; s < stacks.size(); ++s) {
-    const auto& [rvq, walk, request] = stacks[s];
-    for (const auto& level : walk->levels) {
+    const auto& stack = *stacks[s];
+    for (const auto& level : stack.walk->levels) {
       options[s].push_back(loss_options(*level.vq, level.result.tokens, level.request));
     }
-    found.push_back(search_losses(*rvq, walk->levels, options[s], request->ranks));
+    found.push_back(search_losses(*stack.rvq, stack.walk->levels, options[s], stack.request.ranks));
   }
-  const bool training = stacks[0].rvq->is_training();
-  const bool frozen = std::all_of(stacks.begin(), stacks.end(),
-                                  [](const Searched& stack) { return stack.request->frozen; });
-  const auto counts = training && !frozen ? update(stacks) : Counts(stacks.size());
+  const bool rest = std::all_of(stacks.begin(), stacks.end(), stack_rests);
+  const auto counts = rest ? Counts(stacks.size()) : update(stacks);
   std::vector<at::Tensor> losses;
   for (size_t s = 0; s < stacks.size(); ++s) {
-    const auto& [rvq, walk, request] = stacks[s];
+    const auto& stack = *stacks[s];
+    const auto& levels = stack.walk->levels;
     std::vector<at::Tensor> own;
-    for (size_t index = 0; index < walk->levels.size(); ++index) {
-      const auto& level = walk->levels[index];
+    for (size_t index = 0; index < levels.size(); ++index) {
+      const auto& level = levels[index];
       own.push_back(level_loss(*level.vq, level.result.searched, level.request,
                                std::move(found[s][index]), options[s][index]));
     }
-    if (training) {
-      finish_step(*rvq, walk->levels, counts[s], request->ranks);
+    if (stack.rvq->is_training()) {
+      finish_step(*stack.rvq, levels, counts[s], stack.request.ranks);
     }
-    losses.push_back(stack_levels(std::move(own), rvq->num_quantizers(), 0));
+    losses.push_back(stack_levels(std::move(own), stack.rvq->num_quantizers(), 0));
   }
   return losses;
 }

@@ -86,11 +86,9 @@ Layout layout_of(const ResidualVQImpl& rvq) {
   return layout;
 }
 
-std::vector<VectorQuantizeImpl*> levels_of(const std::vector<ResidualVQImpl*>& stacks) {
+std::vector<VectorQuantizeImpl*> levels_of(const ResidualVQImpl& rvq) {
   std::vector<VectorQuantizeImpl*> levels;
-  for (const auto* rvq : stacks) {
-    for (const auto& level : rvq->levels) levels.push_back(level.ptr().get());
-  }
+  for (const auto& level : rvq.levels) levels.push_back(level.ptr().get());
   return levels;
 }
 

@@ -29,7 +29,8 @@ struct StackRequest {
   bool frozen;
   int64_t depth;  ///< levels in use
   distributed::Ranks ranks;
-  int64_t beam = 1;  ///< number of paths that the search keeps
+  int64_t beam = 1;    ///< number of paths that the search keeps
+  std::string groups;  ///< the groups that train, for the first of them; empty if all do
 };
 
 /// The result of one level.
@@ -58,8 +59,7 @@ bool sees_padding(const ResidualVQImpl& rvq);
 /// The estimator of the stack, for these projected inputs.
 functional::StackGradient gradient_of(const ResidualVQImpl& rvq, const at::Tensor& inputs);
 
-/// The levels of several stacks.
-std::vector<VectorQuantizeImpl*> levels_of(const std::vector<ResidualVQImpl*>& stacks);
+std::vector<VectorQuantizeImpl*> levels_of(const ResidualVQImpl& rvq);
 
 /// The codebooks of all levels; a shared codebook once.
 std::vector<Codebook> codebooks_of(const ResidualVQImpl& rvq);
@@ -70,40 +70,34 @@ std::vector<functional::CodebookState> states_of(const ResidualVQImpl& rvq);
 /// Searches level after level. inputs: (H, T, D), projected, float32 or float64.
 Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRequest& request);
 
-/// A stack after its search.
-struct Searched {
-  ResidualVQImpl* rvq;
-  const Walk* walk;
-  const StackRequest* request;
-};
-
-/// The losses of all levels (Q,) of each of several stacks with equal options, and in training the
-/// update of their codebooks, with one exchange over ranks for all.
-std::vector<at::Tensor> learn(const std::vector<Searched>& stacks);
-
-/// A forward of one stack after its search and before it learns.
+/// A forward of one stack before it learns.
 struct Pending {
   ResidualVQImpl* rvq;
   at::Tensor x;
+  at::Tensor tokens;  ///< (B, N, heads * D), projected
   StackRequest request;
   bool all_codes;
-  std::optional<Walk> walk;  ///< empty if nothing is scored or learnt
+  std::optional<Walk> walk;  ///< after the search; empty if nothing is scored or learnt any more
   ResidualVQOutput output;   ///< the output of such a forward
 };
+
+/// The losses of all levels (Q,) of each of several stacks with equal options that were walked, and
+/// in training the update of their codebooks, with one exchange over ranks for all.
+std::vector<at::Tensor> learn(const std::vector<const Pending*>& stacks);
 
 /// The request of a forward, without the numbers of tokens and levels. Throws for wrong arguments,
 /// and writes nothing.
 StackRequest checked_request(const ResidualVQImpl& rvq, const at::Tensor& x,
                              const ResidualVQForwardOptions& call);
 
-/// The first half of forward. Uses `depth` levels if given, otherwise sets it to the number used.
+/// The beginning of forward, up to the handshake with other ranks. Uses `depth` levels if given,
+/// otherwise sets it to the number used.
 ///
 /// @param request   checked_request() of the same call.
-/// @param together  whether other stacks learn in the same step.
 Pending start(ResidualVQImpl& rvq, const at::Tensor& x, const ResidualVQForwardOptions& call,
-              StackRequest request, std::optional<int64_t>& depth, bool together);
+              StackRequest request, std::optional<int64_t>& depth);
 
-/// The second half, for stacks with equal options that were started by the same call.
-std::vector<ResidualVQOutput> finish(const std::vector<Pending>& stacks);
+/// The rest, for stacks with equal options that were started by the same call.
+std::vector<ResidualVQOutput> finish(std::vector<Pending> stacks);
 
 }  // namespace torchvq::detail

@@ -86,12 +86,8 @@ std::shared_ptr<torch::nn::Module> ResidualLFQImpl::clone(
 // Forward -----------------------------------------------------------------------------------------
 
 detail::Layout ResidualLFQImpl::layout() const {
-  return {.dim = options.dim(),
-          .heads = 1,
-          .separate = false,
-          .channel_first = options.is_channel_first(),
-          .map_rank = 0,
-          .owner = "ResidualLFQ"};
+  return {
+      .dim = options.dim(), .channel_first = options.is_channel_first(), .owner = "ResidualLFQ"};
 }
 
 F::LookupFreeOptions ResidualLFQImpl::step_options(size_t level) const {
@@ -187,11 +183,7 @@ ResidualLFQImpl::Pending ResidualLFQImpl::start(const torch::Tensor& x,
   const auto& seed = call.rand_quantize_dropout_fixed_seed();
   const bool dropping = is_training() && drops();
   const bool drawing = is_training() && options.lfq().frac_per_sample_entropy() < 1;
-  if (!depth) {
-    const F::DepthRule rule{options.num_quantizers(), options.quantize_dropout_cutoff_index(),
-                            options.quantize_dropout_multiple_of()};
-    depth = dropping ? detail::stack_depth(seed, rng, rule) : options.num_quantizers();
-  }
+  if (!depth) depth = detail::depth_in_use(options, dropping, seed, rng);
   const auto draw = drawing ? rng.clone() : torch::Tensor();
   Pending pending{.stack = this, .output = {}, .steps = {}};
   auto own = family(draw, pending.steps);

@@ -52,7 +52,7 @@ SimVQOptions level_options(const ResidualSimVQOptions& options) {
 /// The values that one forward passes between levels.
 struct ResidualSimVQImpl::Walk {
   OptionalTensor chosen;  // (B, N, Q)
-  std::vector<SimVQImpl::SearchResult> results;
+  std::vector<F::QuantizeOutput> results;
   OptionalTensor mask;  // (1, B * N)
 };
 
@@ -95,9 +95,7 @@ std::shared_ptr<torch::nn::Module> ResidualSimVQImpl::clone(
 detail::Layout ResidualSimVQImpl::layout() const {
   return {.dim = options.dim(),
           .heads = options.heads(),
-          .separate = false,
           .channel_first = options.channel_first(),
-          .map_rank = 0,
           .owner = "ResidualSimVQ"};
 }
 
@@ -161,12 +159,7 @@ ResidualSimVQOutput ResidualSimVQImpl::forward(const torch::Tensor& x,
   if (!group.empty()) handshake(group);
   const auto& seed = call.rand_quantize_dropout_fixed_seed();
   const bool dropping = is_training() && drops();
-  auto depth = options.num_quantizers();
-  if (dropping) {
-    depth = detail::stack_depth(seed, rng,
-                                {options.num_quantizers(), options.quantize_dropout_cutoff_index(),
-                                 options.quantize_dropout_multiple_of()});
-  }
+  const auto depth = detail::depth_in_use(options, dropping, seed, rng);
   Walk walk;
   const auto found = detail::run_stack(family(walk), x, mask, depth, call.return_all_codes());
   if (dropping && !seed) ops::advance_rng_(rng);

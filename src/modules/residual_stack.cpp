@@ -5,10 +5,6 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <torchvq/functional/decode.h>
-#include <torchvq/functional/layout.h>
-#include <torchvq/functional/residual_quantize.h>
-
 #include "detail/checks.h"
 #include "functional/residual_walk.h"
 #include "modules/projection.h"
@@ -67,11 +63,7 @@ at::Tensor merge_stack_heads(const at::Tensor& values, int64_t heads) {
 }
 
 std::vector<at::Tensor> decode(const StackFamily& family, const at::Tensor& indices, bool fewer) {
-  const auto given = indices.dim() > 0 ? indices.size(-1) : 0;
-  TORCH_CHECK_VALUE(given <= family.levels && given >= (fewer ? 1 : family.levels),
-                    family.layout.owner, ": expected indices to be of ", family.levels,
-                    " levels on the last axis, or fewer with quantize_dropout, but got shape ",
-                    indices.sizes());
+  const auto given = decoded_levels(family.layout.owner, indices, family.levels, fewer);
   const auto heads = family.layout.heads;
   TORCH_CHECK_VALUE(heads == 1 || (indices.dim() > 1 && indices.size(-2) == heads),
                     family.layout.owner, ": expected indices to be of ", heads,
@@ -110,14 +102,14 @@ StackResult run_stack(const StackFamily& family, const at::Tensor& x,
   for (auto& codes : found.codes) {
     codes = restore_codes(merge_stack_heads(codes, heads), x, mask, layout);
   }
-  indices = F::unpack_positions(indices, x.sym_sizes(), layout.channel_first);
+  indices = layout.unpack_positions(indices, x);
   at::Tensor codes;
   if (all_codes) {
     // The reference looks codes up, so they have the gradient of decoding, and no noise.
     codes = family.vqp_compat ? stack_codes(family, indices, /*fewer=*/true)
                               : stack_levels(std::move(found.codes), family.levels, 0);
   }
-  return {leave_stack(found.total, x, mask, layout, family.project_out), indices, codes};
+  return {restore_output(found.total, x, mask, layout, family.project_out), indices, codes};
 }
 
 at::Tensor stack_codes(const StackFamily& family, const at::Tensor& indices, bool fewer) {
@@ -130,13 +122,7 @@ at::Tensor stack_output(const StackFamily& family, const at::Tensor& indices, bo
   const auto codes = decode(family, whole, fewer);
   auto output = at::zeros_like(codes[0]);
   for (const auto& level : codes) output = output.add(level);
-  if (family.project_out) {
-    output = apply_linear(family.project_out, output);
-    // The output of masked tokens is 0; the bias of the projection would change it.
-    output = F::zero_absent(output, whole);
-  }
-  // (B, dim) has no position axis to move.
-  return output.dim() > 2 ? family.layout.place_features(output) : output;
+  return family.layout.place_features(project_decoded(family.project_out, output, whole));
 }
 
 int64_t stack_depth(const std::optional<int64_t>& seed, const at::Tensor& rng,

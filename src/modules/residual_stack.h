@@ -73,10 +73,21 @@ at::Tensor stack_codes(const StackFamily& family, const at::Tensor& indices, boo
 /// zeros if all indices are -1.
 at::Tensor stack_output(const StackFamily& family, const at::Tensor& indices, bool fewer);
 
-/// The number of levels that a training forward uses: from the given seed, otherwise
+/// The number of levels that a forward with dropout uses: from the given seed, otherwise
 /// only from the step of `rng` (2,), so that ranks with different seeds drop the same
 /// levels without communication.
 int64_t stack_depth(const std::optional<int64_t>& seed, const at::Tensor& rng,
                     const functional::DepthRule& rule);
+
+/// The number of levels that a forward of a stack with these options uses.
+template <typename Options>
+int64_t depth_in_use(const Options& options, bool dropping, const std::optional<int64_t>& seed,
+                     const at::Tensor& rng) {
+  const auto levels = options.num_quantizers();
+  if (!dropping) return levels;
+  return stack_depth(
+      seed, rng,
+      {levels, options.quantize_dropout_cutoff_index(), options.quantize_dropout_multiple_of()});
+}
 
 }  // namespace torchvq::detail

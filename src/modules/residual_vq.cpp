@@ -7,10 +7,9 @@
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <torchvq/functional/decode.h>
-#include <torchvq/functional/layout.h>
 #include <torchvq/ops/lookup_codes.h>
 
-#include "detail/checks.h"
+#include "detail/precision.h"
 #include "modules/copy_tensors.h"
 #include "modules/decoding.h"
 #include "modules/indices.h"
@@ -158,16 +157,6 @@ std::vector<CodebookStats> ResidualVQImpl::stats(bool synced) const {
 
 // Codes -------------------------------------------------------------------------------------------
 
-namespace {
-
-/// Levels are summed at least in float32, as in the forward.
-torch::Tensor widened(const torch::Tensor& codes) {
-  const auto dtype = codes.scalar_type();
-  return dtype == at::kHalf || dtype == at::kBFloat16 ? codes.to(at::kFloat) : codes;
-}
-
-}  // namespace
-
 std::vector<torch::Tensor> ResidualVQImpl::codebooks() {
   std::vector<torch::Tensor> codes;
   for (auto& level : levels) {
@@ -178,28 +167,26 @@ std::vector<torch::Tensor> ResidualVQImpl::codebooks() {
 }
 
 int64_t ResidualVQImpl::decoded_levels(const torch::Tensor& indices) const {
-  const auto count = indices.dim() > 0 ? indices.size(-1) : 0;
-  TORCH_CHECK_VALUE(
-      count <= num_quantizers() && count >= (options.quantize_dropout() ? 1 : num_quantizers()),
-      "ResidualVQ: expected indices to have ", num_quantizers(),
-      " levels on the last axis, or fewer with quantize_dropout, but got shape ", indices.sizes());
-  return count;
+  return detail::decoded_levels("ResidualVQ", indices, num_quantizers(),
+                                options.quantize_dropout());
 }
 
 std::vector<torch::Tensor> ResidualVQImpl::decode_levels(const torch::Tensor& indices) {
   const auto count = decoded_levels(indices);
   const auto layout = detail::layout_of(*this);
   std::vector<torch::Tensor> decoded;
-  torch::Tensor total;
+  torch::Tensor total;  // of implicit codes, at least in float32 as in the forward
   for (int64_t number = 0; number < count; ++number) {
     const auto own = indices.select(-1, number);
     const auto rows = layout.split_indices(own);
     auto codes = ops::lookup_codes(levels[number]->codebook_state->codes(), rows);
-    if (total.defined() && options.implicit_neural_codebook()) {
+    if (total.defined()) {
       const auto made = mlps.at(number - 1)->rows(codes, total);
       codes = made.masked_fill(rows.lt(0).unsqueeze(-1), 0);
     }
-    total = total.defined() ? total.add(codes) : widened(codes);
+    if (options.implicit_neural_codebook()) {
+      total = total.defined() ? total.add(codes) : detail::widened(codes);
+    }
     decoded.push_back(layout.join_heads(codes, own.sizes()));
   }
   return decoded;
@@ -213,7 +200,7 @@ torch::Tensor ResidualVQImpl::get_codes_from_indices(const torch::Tensor& indice
 torch::Tensor ResidualVQImpl::decode_sum(const torch::Tensor& indices) {
   if (options.implicit_neural_codebook()) {
     const auto codes = decode_levels(indices);
-    auto total = widened(codes[0]);
+    auto total = detail::widened(codes[0]);
     for (size_t number = 1; number < codes.size(); ++number) {
       total = total.add(codes[number]);
     }
@@ -232,14 +219,8 @@ torch::Tensor ResidualVQImpl::decode_sum(const torch::Tensor& indices) {
 
 torch::Tensor ResidualVQImpl::get_output_from_indices(const torch::Tensor& indices) {
   const auto whole = detail::as_int64("ResidualVQ", indices);
-  auto output = decode_sum(whole);
-  if (project_out) {
-    output = detail::apply_linear(project_out, output);
-    // The output of masked tokens is 0; the bias of the projection would change it.
-    output = functional::zero_absent(output, whole);
-  }
-  // (B, dim) has no position axis to move.
-  return output.dim() > 2 ? detail::layout_of(*this).place_features(output) : output;
+  return detail::layout_of(*this).place_features(
+      detail::project_decoded(project_out, decode_sum(whole), whole));
 }
 
 }  // namespace torchvq

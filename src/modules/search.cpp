@@ -44,7 +44,8 @@ std::string estimator_of(const VectorQuantizeImpl& vq, const at::Tensor& x, bool
     return vq.options.straight_through() ? "gumbel" : "none";
   }
   if (vq.options.directional_reparam()) {
-    // Its output is noise around the code, for the sake of a gradient.
+    // The estimator adds noise to the code only to obtain a gradient; without one, the code is
+    // returned.
     return x.requires_grad() ? "directional_reparam" : "none";
   }
   if (!vq.resolved().rotation_trick) {

@@ -12,12 +12,12 @@
 
 #include <torchvq/distributed/ranks.h>
 #include <torchvq/distributed/replicas.h>
-#include <torchvq/functional/layout.h>
 #include <torchvq/functional/linear_quantize.h>
 #include <torchvq/functional/losses.h>
 #include <torchvq/functional/quantize.h>
 #include <torchvq/ops/lookup_codes.h>
 
+#include "detail/precision.h"
 #include "detail/without_autocast.h"
 #include "modules/copy_tensors.h"
 #include "modules/layout.h"
@@ -33,18 +33,9 @@ namespace {
 /// A half-precision linear layer multiplies in float32, as for learnable codes.
 torch::Tensor transformed(const torch::nn::LinearImpl& layer, const torch::Tensor& codes) {
   const auto dtype = layer.weight.scalar_type();
-  const auto wide = dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
+  const auto wide = detail::is_half(dtype) ? at::kFloat : dtype;
   const auto bias = layer.bias.defined() ? OptionalTensor(layer.bias.to(wide)) : std::nullopt;
   return at::linear(codes.to(wide), layer.weight.to(wide), bias);
-}
-
-/// Applies a user's network to codes in the dtype of its weights.
-torch::Tensor run_transform(torch::nn::AnyModule& network, const torch::Tensor& codes) {
-  for (const auto& weight : network.ptr()->parameters()) {
-    if (!weight.is_floating_point()) continue;
-    return network.forward<torch::Tensor>(detail::for_weight(weight, codes));
-  }
-  return network.forward<torch::Tensor>(codes);
 }
 
 /// The transform of a training step, if one operator can compute all codes and choose among
@@ -117,7 +108,7 @@ torch::Tensor SimVQImpl::codebook() {
   const detail::WithoutAutocast without_autocast;
   const auto* linear = code_transform.ptr()->as<torch::nn::LinearImpl>();
   const auto codes = linear != nullptr ? transformed(*linear, frozen_codebook)
-                                       : run_transform(code_transform, frozen_codebook);
+                                       : detail::apply_network(code_transform, frozen_codebook);
   TORCH_CHECK_VALUE(codes.dim() == 2 && codes.size(0) == options.codebook_size() &&
                         codes.size(1) == options.dim(),
                     "SimVQ: expected codebook_transform to return codes of shape [",
@@ -129,9 +120,7 @@ torch::Tensor SimVQImpl::codes_for(at::ScalarType dtype) {
   const auto codes = codebook().unsqueeze(0);
   // The input determines the precision of the arithmetic, even if the module was cast to double.
   const bool narrow = codes.scalar_type() == at::kDouble && dtype != at::kDouble;
-  return narrow || codes.scalar_type() == at::kHalf || codes.scalar_type() == at::kBFloat16
-             ? codes.to(at::kFloat)
-             : codes;
+  return narrow ? codes.to(at::kFloat) : detail::widened(codes);
 }
 
 torch::Tensor SimVQImpl::indices_to_codes(const torch::Tensor& indices) {
@@ -139,20 +128,13 @@ torch::Tensor SimVQImpl::indices_to_codes(const torch::Tensor& indices) {
   const bool wide = every.scalar_type() == at::kDouble;
   const auto codes = ops::lookup_codes(every.to(wide ? at::kDouble : at::kFloat).unsqueeze(0),
                                        layout().split_indices(indices));
-  const auto output = layout().join_heads(codes, indices.sizes());
-  // (B, dim) has no position axis to move.
-  return output.dim() > 2 ? layout().place_features(output) : output;
+  return layout().place_features(layout().join_heads(codes, indices.sizes()));
 }
 
 // Forward -----------------------------------------------------------------------------------------
 
 detail::Layout SimVQImpl::layout() const {
-  return {.dim = options.dim(),
-          .heads = 1,
-          .separate = false,
-          .channel_first = options.channel_first(),
-          .map_rank = 0,
-          .owner = "SimVQ"};
+  return {.dim = options.dim(), .channel_first = options.channel_first(), .owner = "SimVQ"};
 }
 
 std::string SimVQImpl::estimator() const {
@@ -161,22 +143,20 @@ std::string SimVQImpl::estimator() const {
   return options.vqp_compat() ? "vqp_rotation_trick" : "rotation_trick";
 }
 
-SimVQImpl::SearchResult SimVQImpl::choose(const torch::Tensor& tokens, const OptionalTensor& mask,
-                                          const std::string& estimator,
-                                          const OptionalTensor& chosen) {
+F::QuantizeOutput SimVQImpl::choose(const torch::Tensor& tokens, const OptionalTensor& mask,
+                                    const std::string& estimator, const OptionalTensor& chosen) {
   if (const auto* linear = plain_map(*this, tokens); linear != nullptr && !chosen) {
     const auto bias = linear->bias.defined() ? OptionalTensor(linear->bias) : std::nullopt;
-    auto found = F::linear_quantize(tokens, frozen_codebook, linear->weight, bias, mask, estimator);
-    return {found.quantized, found.indices, found.codes, found.inputs};
+    return F::linear_quantize(tokens, frozen_codebook, linear->weight, bias, mask, estimator);
   }
   // The generator is not used.
   const auto rng = at::zeros({2}, tokens.options().dtype(at::kLong).requires_grad(false));
-  auto found = F::quantize(tokens, codes_for(tokens.scalar_type()), rng, mask,
-                           F::QuantizeOptions().estimator(estimator).chosen(chosen));
-  return {found.quantized, found.indices, found.codes, found.inputs};
+  return F::quantize(tokens, codes_for(tokens.scalar_type()), rng, mask,
+                     F::QuantizeOptions().estimator(estimator).chosen(chosen));
 }
 
-torch::Tensor SimVQImpl::loss_of(const SearchResult& result, const OptionalTensor& mask) const {
+torch::Tensor SimVQImpl::loss_of(const F::QuantizeOutput& result,
+                                 const OptionalTensor& mask) const {
   const auto weight = options.commitment_weight();
   return F::paired_loss(result.inputs, result.codes, mask,
                         weight * options.input_to_quantize_commit_loss_weight(), weight,
@@ -188,16 +168,12 @@ SimVQOutput SimVQImpl::forward(const torch::Tensor& x, const OptionalTensor& mas
   places.check_input(x);
   const auto token_mask = places.token_mask(x, mask, std::nullopt);
   if (const auto ranks = group(); !ranks.empty()) handshake(ranks);
-  auto tokens = places.pack(x);
-  // Padding may hold anything, including NaN; zeros keep it out of every gradient.
-  if (token_mask) tokens = F::fill_masked(tokens, *token_mask);
+  const auto tokens = places.pack(x, token_mask);
   const auto rows = places.split_mask(token_mask);
   const auto result = choose(places.split_heads(tokens), rows, estimator());
-  auto output =
-      places.merge_features(result.quantized, tokens.size(0), tokens.size(1)).to(x.scalar_type());
-  if (token_mask) output = F::fill_padding(output, *token_mask);
-  return {places.unpack(output, x), places.restore_positions(result.indices, x),
-          loss_of(result, rows)};
+  const auto output = places.merge_features(result.quantized, tokens.size(0), tokens.size(1));
+  return {detail::restore_output(output, x, token_mask, places, nullptr),
+          places.restore_positions(result.indices, x), loss_of(result, rows)};
 }
 
 // Ranks -------------------------------------------------------------------------------------------

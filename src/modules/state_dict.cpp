@@ -115,7 +115,7 @@ Missing check_names(torch::nn::Module& module, const State& own, const State& st
     TORCH_CHECK_VALUE(value.defined() && value.layout() == at::kStrided && !value.is_meta() &&
                           !value.is_quantized() && !value.is_complex(),
                       "load_state_dict: expected ", name,
-                      " to be a dense tensor of real numbers, but it is not");
+                      " to be a dense tensor of real numbers, but got ", value.toString());
     TORCH_CHECK_VALUE(value.sizes() == target->second.sizes(), "load_state_dict: expected ", name,
                       " to have shape ", target->second.sizes(), ", but got ", value.sizes());
     lacking.erase(target);
@@ -136,8 +136,8 @@ Missing check_names(torch::nn::Module& module, const State& own, const State& st
     }
   });
   std::erase_if(lacking, [](const auto& item) { return is_rng(item.first); });
-  TORCH_CHECK_VALUE(lacking.empty(), "load_state_dict: expected ", lacking.begin()->first,
-                    " to be in the state, but it is missing");
+  TORCH_CHECK_VALUE(lacking.empty(), "load_state_dict: expected the state to have ",
+                    lacking.begin()->first, ", but got a state without it");
   return missing;
 }
 

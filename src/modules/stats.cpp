@@ -27,9 +27,9 @@ CodebookStats row_of(const double* row) {
 
 }  // namespace
 
-void begin_step(const std::vector<Codebook>& codebooks) {
+void reset_replaced(const std::vector<Codebook>& codebooks) {
   for (const auto& codebook : codebooks) {
-    codebook.ptr()->begin_step();
+    codebook.ptr()->reset_replaced();
   }
 }
 

@@ -9,7 +9,7 @@
 namespace torchvq::detail {
 
 /// Clears the count of replaced codes.
-void begin_step(const std::vector<Codebook>& codebooks);
+void reset_replaced(const std::vector<Codebook>& codebooks);
 
 /// Statistics from the tokens per code (H, K) of each codebook, over the ranks of a group, or of
 /// this rank if the group is "". Undefined counts are 0.

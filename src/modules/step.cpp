@@ -22,34 +22,30 @@ std::vector<at::Tensor> tensors(const std::optional<at::Tensor>& tensor) {
 void learn_apart(VectorQuantizeImpl& vq, F::VectorQuantizeStep& found, const Request& request,
                  const F::QuantizerLossOptions& losses) {
   auto& codebook = *vq.codebook_state;
-  const auto& [inputs, codes_searched, mask, codes, indices] = found.searched;
-  const auto counts = codebook.learn(inputs, indices, mask, request.ema_update, request.accumulate,
-                                     request.weight, request.ranks);
+  const auto& searched = found.searched;
+  const auto& indices = searched.indices;
+  const auto counts = codebook.learn(searched.inputs, indices, searched.mask, request.ema_update,
+                                     request.accumulate, request.weight, request.ranks);
   if (losses.orthogonal_weight() > 0) {
     found.terms.orthogonal = F::orthogonal_term(codebook.embed, indices, codebook.rng, losses);
     if (!request.targets) {
       found.loss = found.loss.add(found.terms.orthogonal.mul(losses.orthogonal_weight()));
     }
   }
-  F::finish_step_({vq.step_counts}, {indices}, {codebook.rng}, tensors(counts), tensors(mask),
-                  request.ranks.alone());
+  F::finish_step_({vq.step_counts}, {indices}, {codebook.rng}, tensors(counts),
+                  tensors(searched.mask), request.ranks.alone());
 }
 
 /// Prepares the search and returns the codes.
 CodesOfStep prepared_codes(VectorQuantizeImpl& vq, const at::Tensor& x, const Request& request,
                            const F::TokenLayout& layout) {
-  const auto& codebook = *vq.codebook_state;
-  const bool looks = !codebook.initialised() || vq.options.affine_param() || request.transform ||
-                     vq.learns_in_place();
+  const bool looks = !vq.codebook_state->initialised() || vq.options.affine_param() ||
+                     request.transform || vq.learns_in_place();
   // Usually nothing needs the tokens before the search, which splits them itself.
   if (!looks) return {stored_codes(vq, x.scalar_type()), {}};
   const auto split = F::split_tokens(x, request.mask, layout);
-  const auto prepared = [&] {
-    prepare(vq, split.tokens, split.mask, request.frozen, request.ranks);
-    return codes_of_step(vq, split.tokens, split.packed, split.mask, request);
-  };
-  const bool undoes = vq.is_training() && may_fail_late(codebook, request);
-  return undoes ? undone_if_it_fails(codebook, prepared) : prepared();
+  prepare(vq, split.tokens, split.mask, request.frozen, request.ranks);
+  return codes_of_step(vq, split.tokens, split.packed, split.mask, request);
 }
 
 Step searched_step(VectorQuantizeImpl& vq, const at::Tensor& x,
@@ -61,7 +57,7 @@ Step searched_step(VectorQuantizeImpl& vq, const at::Tensor& x,
   const bool learns = training && own.is_training() && !request.frozen && !request.topk;
   const bool apart = learns && !own.keeps_statistics() && (request.accumulate || own.has_pending());
   if (training) {
-    own.begin_step();
+    own.reset_replaced();
     // A new tensor, so that a copy of the module keeps its own.
     vq.step_counts = at::zeros_like(own.cooldown);
   }
@@ -94,7 +90,8 @@ Step searched_step(VectorQuantizeImpl& vq, const at::Tensor& x,
 Step step(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::Tensor>& before,
           const Request& request, const F::TokenLayout& layout) {
   const auto run = [&] { return searched_step(vq, x, before, request, layout); };
-  return vq.is_training() ? counted_unless_it_fails({&vq}, run) : run();
+  const auto transforms = static_cast<bool>(request.transform);
+  return vq.is_training() ? undone_if_it_fails({&vq}, run, transforms) : run();
 }
 
 }  // namespace torchvq::detail

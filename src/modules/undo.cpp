@@ -3,33 +3,45 @@
 #include <ATen/core/grad_mode.h>
 
 namespace torchvq::detail {
+namespace {
 
-bool may_fail_late(const CodebookImpl& codebook, const Request& request) {
-  return request.transform && (codebook.options.affine_param() || !codebook.initialised());
+/// Whether a step may fail after it has written to the codebook. After the statistics of the affine
+/// map, whose arguments are checked, this takes a function of the caller.
+bool may_fail_late(const VectorQuantizeImpl& vq, bool transforms) {
+  const auto& codebook = *vq.codebook_state;
+  const bool calls_back = transforms || !codebook.options.vq_bridge().is_empty();
+  return vq.is_training() &&
+         (!codebook.initialised() || (codebook.options.affine_param() && calls_back));
 }
 
-CodebookSnapshot::CodebookSnapshot(const CodebookImpl& codebook) {
-  const at::NoGradGuard no_grad;
-  const auto save = [&](const at::Tensor& state) {
-    saved_.push_back({state.detach(), state.detach().clone()});
-  };
-  for (const auto& buffer : codebook.buffers(/*recurse=*/false)) save(buffer);
-  for (const auto& parameter : codebook.parameters(/*recurse=*/false)) save(parameter);
-}
+}  // namespace
 
-void CodebookSnapshot::restore() const {
-  const at::NoGradGuard no_grad;
-  for (const auto& [state, value] : saved_) state.copy_(value);
-}
-
-StepCounts::StepCounts(std::vector<VectorQuantizeImpl*> levels) : levels_(std::move(levels)) {
+StepSnapshot::StepSnapshot(std::vector<VectorQuantizeImpl*> levels, bool transforms)
+    : levels_(std::move(levels)) {
+  const CodebookImpl* saved = nullptr;
   for (const auto* level : levels_) {
+    const auto& codebook = *level->codebook_state;
     uses_.push_back(level->step_counts);
-    replaced_.push_back(level->codebook_state->replaced);
+    replaced_.push_back(codebook.replaced);
+    const bool shared = saved == &codebook;
+    if (shared || !may_fail_late(*level, transforms)) continue;
+    save(codebook);
+    saved = &codebook;
   }
 }
 
-void StepCounts::restore() const {
+void StepSnapshot::save(const CodebookImpl& codebook) {
+  const at::NoGradGuard no_grad;
+  const auto keep = [&](const at::Tensor& state) {
+    saved_.push_back({state.detach(), state.detach().clone()});
+  };
+  for (const auto& buffer : codebook.buffers(/*recurse=*/false)) keep(buffer);
+  for (const auto& parameter : codebook.parameters(/*recurse=*/false)) keep(parameter);
+}
+
+void StepSnapshot::restore() const {
+  const at::NoGradGuard no_grad;
+  for (const auto& [state, value] : saved_) state.copy_(value);
   for (size_t i = 0; i < levels_.size(); ++i) {
     levels_[i]->step_counts = uses_[i];
     levels_[i]->codebook_state->replaced = replaced_[i];

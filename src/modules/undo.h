@@ -1,4 +1,5 @@
-// A step that fails leaves the codebook as it was, where the caller's code fails, and its counts.
+// A step that fails leaves the codebooks as they were, where the caller's code fails, and their
+// counts.
 #pragma once
 
 #include <utility>
@@ -8,56 +9,35 @@
 
 #include <torchvq/modules/vector_quantize.h>
 
-#include "modules/request.h"
-
 namespace torchvq::detail {
 
-/// Whether the caller's function, which cannot be checked, runs after the step has written to the
-/// codebook.
-bool may_fail_late(const CodebookImpl& codebook, const Request& request);
-
-/// The state of a codebook, to return to.
-class CodebookSnapshot {
+/// What a step of these levels may have written when it fails, to return to: the counts of the last
+/// step for stats(), and codebooks that are written before the last code of the caller runs.
+class StepSnapshot {
  public:
-  explicit CodebookSnapshot(const CodebookImpl& codebook);
+  /// @param transforms  whether this call has a function of the caller besides those of the levels.
+  StepSnapshot(std::vector<VectorQuantizeImpl*> levels, bool transforms);
   void restore() const;
 
  private:
   struct Saved {
     at::Tensor state, value;
   };
+  void save(const CodebookImpl& codebook);
+
+  std::vector<VectorQuantizeImpl*> levels_;
+  std::vector<at::Tensor> uses_, replaced_;  // a step counts in new tensors
   std::vector<Saved> saved_;
 };
 
-/// The result of `part` of a step; takes back what it has written to the codebook if it throws.
-template <typename Part>
-auto undone_if_it_fails(const CodebookImpl& codebook, const Part& part) {
-  const CodebookSnapshot before(codebook);
+/// The result of `step` of these levels; takes back what it has written if it throws. With ranks it
+/// begins after their handshake, whose state all of them keep.
+template <typename Step>
+auto undone_if_it_fails(std::vector<VectorQuantizeImpl*> levels, const Step& step,
+                        bool transforms = false) {
+  const StepSnapshot before(std::move(levels), transforms);
   try {
-    return part();
-  } catch (...) {
-    before.restore();
-    throw;
-  }
-}
-
-/// The counts of the last step for stats(), to return to. A step counts in new tensors.
-class StepCounts {
- public:
-  explicit StepCounts(std::vector<VectorQuantizeImpl*> levels);
-  void restore() const;
-
- private:
-  std::vector<VectorQuantizeImpl*> levels_;
-  std::vector<at::Tensor> uses_, replaced_;
-};
-
-/// The result of `forward` of these levels; stats() stay those of the last step if it throws.
-template <typename Forward>
-auto counted_unless_it_fails(std::vector<VectorQuantizeImpl*> levels, const Forward& forward) {
-  const StepCounts before(std::move(levels));
-  try {
-    return forward();
+    return step();
   } catch (...) {
     before.restore();
     throw;

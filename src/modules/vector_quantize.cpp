@@ -89,6 +89,13 @@ void VectorQuantizeImpl::reset() {
   }
 }
 
+ResolvedVectorQuantizeOptions VectorQuantizeImpl::resolved() const {
+  auto resolved = resolved_;
+  resolved.rotation_trick = options.rotation_trick().value_or(resolved.rotation_trick);
+  resolved.ema_update = options.ema_update().value_or(resolved.ema_update);
+  return resolved;
+}
+
 void VectorQuantizeImpl::pretty_print(std::ostream& stream) const {
   stream << "torchvq::VectorQuantize(dim=" << options.dim()
          << ", codebook_size=" << options.codebook_size() << ", heads=" << options.heads()
@@ -152,7 +159,6 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
     return {found.quantized, found.indices, found.loss, found.breakdown};
   }
   const auto packed = layout.pack(x);
-  // Padding may hold anything, including NaN; zeros keep it out of every gradient.
   const auto tokens = request.mask ? F::fill_masked(packed, *request.mask) : packed;
   // Codes are passed to project_out unrounded.
   const auto projected = project(tokens);
@@ -172,25 +178,24 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
 
 void VectorQuantizeImpl::check_topk(std::optional<int64_t> topk) const {
   if (!topk) return;
-  TORCH_CHECK_VALUE(!is_training() || !options.commitment_use_cross_entropy_loss(),
-                    "VectorQuantize: expected topk in training without "
-                    "commitment_use_cross_entropy_loss, but got topk ",
-                    *topk, " with it");
-  TORCH_CHECK_VALUE(!is_training() || !in_place_optimizer_,
-                    "VectorQuantize: expected topk in training without "
-                    "in_place_codebook_optimizer, but got topk ",
-                    *topk, " with one");
-  TORCH_CHECK_VALUE(*topk >= 1, "VectorQuantize: expected topk to be at least 1, but got ", *topk);
-  TORCH_CHECK_VALUE(options.heads() == 1,
-                    "VectorQuantize: expected topk with one head, but got topk ", *topk, " with ",
-                    options.heads(), " heads");
+  const auto expect = [&](bool holds, const char* condition) {
+    TORCH_CHECK_VALUE(holds, "VectorQuantize: expected topk to be ", condition, ", but got ",
+                      *topk);
+  };
+  expect(!is_training() || !options.commitment_use_cross_entropy_loss(),
+         "none in training with commitment_use_cross_entropy_loss");
+  expect(!is_training() || !in_place_optimizer_,
+         "none in training with in_place_codebook_optimizer");
+  expect(*topk >= 1, "at least 1");
+  expect(options.heads() == 1, "none with several heads");
 }
 
 void VectorQuantizeImpl::check_arguments(const torch::Tensor& x,
                                          const VectorQuantizeForwardOptions& call) const {
   const auto& codebook = *codebook_state;
   if (is_training() && (!codebook.initialised() || options.affine_param())) {
-    // What a user has set since would be found after k-means and the affine statistics were written.
+    // Options changed since construction are checked here, before k-means or the affine statistics
+    // write to the state.
     options.validate();
     codebook.options.validate();
   }
@@ -205,10 +210,7 @@ void VectorQuantizeImpl::check_arguments(const torch::Tensor& x,
 }
 
 torch::Tensor VectorQuantizeImpl::project(const torch::Tensor& tokens) {
-  auto projected = tokens;
-  if (project_in) {
-    projected = detail::apply_linear(project_in, tokens);
-  }
+  auto projected = detail::apply_linear(project_in, tokens);
   if (project_in_norm) {
     // Autocast may have changed the dtype of the projection, and the norm
     // accepts only its own dtype.
@@ -217,19 +219,12 @@ torch::Tensor VectorQuantizeImpl::project(const torch::Tensor& tokens) {
   return projected;
 }
 
-torch::Tensor VectorQuantizeImpl::project_back(const torch::Tensor& codes) {
-  return project_out ? detail::apply_linear(project_out, codes) : codes;
-}
-
 torch::Tensor VectorQuantizeImpl::restore(const torch::Tensor& codes, const torch::Tensor& packed,
                                           const torch::Tensor& x, const OptionalTensor& mask) {
-  auto output = project_back(codes).to(x.scalar_type());
-  if (mask) {
-    const auto padding =
-        options.return_zeros_for_masked_padding() ? std::nullopt : OptionalTensor(packed);
-    output = F::fill_padding(output, *mask, padding);
-  }
-  return detail::layout_of(options, kVectorQuantize).unpack(output, x);
+  const auto padding =
+      options.return_zeros_for_masked_padding() ? std::nullopt : OptionalTensor(packed);
+  return detail::restore_output(codes, x, mask, detail::layout_of(options, kVectorQuantize),
+                                project_out, padding);
 }
 
 // Codes -------------------------------------------------------------------------------------------
@@ -268,12 +263,8 @@ torch::Tensor VectorQuantizeImpl::get_codes_from_indices(const torch::Tensor& in
 
 torch::Tensor VectorQuantizeImpl::get_output_from_indices(const torch::Tensor& indices) {
   const auto whole = detail::as_int64(kVectorQuantize, indices);
-  auto output = project_back(decode(whole));
-  if (project_out) {
-    // The output of masked tokens is 0; the bias of the projection would change it.
-    output = functional::zero_absent(output, whole);
-  }
-  return detail::layout_of(options, kVectorQuantize).place_features(output);
+  return detail::layout_of(options, kVectorQuantize)
+      .place_features(detail::project_decoded(project_out, decode(whole), whole));
 }
 
 CodebookStats VectorQuantizeImpl::stats(bool synced) const {
@@ -284,7 +275,7 @@ CodebookStats VectorQuantizeImpl::stats(bool synced) const {
 
 void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch::Tensor& indices,
                                             const OptionalTensor& mask) {
-  if (!resolved_.ema_update) {
+  if (!resolved().ema_update) {
     return;
   }
   at::NoGradGuard no_grad;

@@ -40,8 +40,8 @@ namespace ops {
 std::tuple<at::Tensor, at::Tensor, at::Tensor> code_statistics(
     const at::Tensor& x, const at::Tensor& indices, const at::Tensor& exponents,
     const std::optional<at::Tensor>& mask) {
-  using Signature = detail::CodeStatistics(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                           const std::optional<at::Tensor>&);
+  using Signature = detail::StatisticsTensors(const at::Tensor&, const at::Tensor&,
+                                              const at::Tensor&, const std::optional<at::Tensor>&);
   static auto op = detail::op_handle<Signature>("torchvq::code_statistics");
   return op.call(x, indices, exponents, mask);
 }

@@ -8,7 +8,7 @@
 
 namespace torchvq::detail {
 
-using CodeStatistics = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using StatisticsTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 void check_code_statistics(const at::Tensor& x, const at::Tensor& indices,
                            const at::Tensor& exponents, const std::optional<at::Tensor>& mask);

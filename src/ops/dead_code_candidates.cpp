@@ -2,7 +2,8 @@
 
 #include <torch/library.h>
 
-#include "detail/codebook_state.h"
+#include "detail/checks.h"
+#include "detail/metric.h"
 #include "detail/op_handle.h"
 #include "detail/random_tensor.h"
 #include "detail/token_mask.h"
@@ -28,7 +29,7 @@ bool check_dead_code_candidates(const at::Tensor& x, const at::Tensor& rng, int6
   constexpr auto op = "dead_code_candidates";
   check_candidate_source(op, x, rng, mask);
   TORCH_CHECK_VALUE(count >= 1, op, ": expected count to be at least 1, but got ", count);
-  return check_metric(op, metric);
+  return is_cosine(op, metric);
 }
 
 }  // namespace detail

@@ -3,7 +3,9 @@
 #include <torch/library.h>
 
 #include "detail/codebook_state.h"
+#include "detail/metric.h"
 #include "detail/op_handle.h"
+#include "detail/token_checks.h"
 #include "ops/ema_finish_.h"
 
 namespace torchvq {
@@ -16,8 +18,8 @@ bool check_ema_finish_(const at::Tensor& embed, const at::Tensor& cluster_size,
   constexpr auto op = "ema_finish_";
   check_codebook_state(op, cluster_size, embed_avg, embed);
   check_decay(op, decay);
-  check_eps(op, eps);
-  return check_metric(op, metric);
+  check_non_negative(op, "eps", eps);
+  return is_cosine(op, metric);
 }
 
 }  // namespace detail

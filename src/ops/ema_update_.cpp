@@ -4,7 +4,9 @@
 
 #include "detail/codebook_state.h"
 #include "detail/fixed_point.h"
+#include "detail/metric.h"
 #include "detail/op_handle.h"
+#include "detail/token_checks.h"
 #include "ops/ema_update_.h"
 
 namespace torchvq {
@@ -41,9 +43,9 @@ bool check_ema_update_(const at::Tensor& cluster_size, const at::Tensor& embed_a
   check_same_device(kEmaUpdate, "embed", embed, "counts", arguments.counts);
   check_same_device(kEmaUpdate, "embed", embed, "sums", arguments.sums);
   check_decay(kEmaUpdate, arguments.decay);
-  check_eps(kEmaUpdate, arguments.eps);
+  check_non_negative(kEmaUpdate, "eps", arguments.eps);
   if (arguments.weight.has_value()) check_weight(kEmaUpdate, *arguments.weight, cluster_size);
-  return check_metric(kEmaUpdate, arguments.metric);
+  return is_cosine(kEmaUpdate, arguments.metric);
 }
 
 }  // namespace detail

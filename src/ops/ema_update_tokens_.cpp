@@ -5,7 +5,9 @@
 
 #include "detail/checks.h"
 #include "detail/codebook_state.h"
+#include "detail/metric.h"
 #include "detail/op_handle.h"
+#include "detail/token_checks.h"
 #include "detail/token_mask.h"
 #include "ops/ema_update_.h"
 #include "ops/ema_update_tokens_.h"
@@ -59,8 +61,8 @@ bool check_ema_update_tokens_(const EmaUpdateTokensArguments& arguments) {
   if (!arguments.mask.empty()) check_length("mask", arguments.mask, length);
   for (size_t codebook = 0; codebook < length; ++codebook) check_codebook(arguments, codebook);
   check_decay(kOp, arguments.decay);
-  check_eps(kOp, arguments.eps);
-  return check_metric(kOp, arguments.metric);
+  check_non_negative(kOp, "eps", arguments.eps);
+  return is_cosine(kOp, arguments.metric);
 }
 
 }  // namespace detail

@@ -2,7 +2,8 @@
 
 #include <torch/library.h>
 
-#include "detail/codebook_state.h"
+#include "detail/checks.h"
+#include "detail/metric.h"
 #include "detail/op_handle.h"
 #include "ops/capture.h"
 #include "ops/dead_code_candidates.h"
@@ -21,7 +22,7 @@ bool check_kmeans(const at::Tensor& x, int64_t codebook_size, const at::Tensor& 
                     codebook_size);
   TORCH_CHECK_VALUE(iterations >= 0, op, ": expected iterations to be at least 0, but got ",
                     iterations);
-  return check_metric(op, metric);
+  return is_cosine(op, metric);
 }
 
 }  // namespace detail

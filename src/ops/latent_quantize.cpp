@@ -48,7 +48,7 @@ void check_latent_quantize_backward(const at::Tensor& grad_codes, const at::Tens
   check_same_device(op, "x", x, "grad_codes", grad_codes);
   check_same_device(op, "x", x, "grad_loss", grad_loss);
   check_same_device(op, "x", x, "indices", indices);
-  check_dtype(op, "codes", codes, latent_dtype(x));
+  check_dtype(op, "codes", codes, compute_dtype(x));
   check_dtype(op, "indices", indices, at::kLong);
   TORCH_CHECK_VALUE(x.dim() >= 1 && x.sym_size(-1) == static_cast<int64_t>(levels.size()), op,
                     ": expected x to have ", levels.size(),
@@ -65,10 +65,6 @@ void check_latent_quantize_backward(const at::Tensor& grad_codes, const at::Tens
 
 int64_t count_values(at::IntArrayRef levels) {
   return std::accumulate(levels.begin(), levels.end(), int64_t{0});
-}
-
-at::ScalarType latent_dtype(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
 }  // namespace detail

@@ -6,6 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "detail/precision.h"
+
 namespace torchvq::detail {
 
 /// Called by every kernel.
@@ -19,8 +21,5 @@ void check_latent_quantize_backward(const at::Tensor& grad_codes, const at::Tens
 
 /// The sum of levels.
 int64_t count_values(at::IntArrayRef levels);
-
-/// float64 for float64 x, otherwise float32.
-at::ScalarType latent_dtype(const at::Tensor& x);
 
 }  // namespace torchvq::detail

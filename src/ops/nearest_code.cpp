@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include "detail/checks.h"
+#include "detail/metric.h"
 #include "detail/op_handle.h"
 #include "detail/token_checks.h"
 #include "ops/capture.h"
@@ -73,9 +74,7 @@ void check_nearest_code(const at::Tensor& x, const at::Tensor& codebook, std::st
   check_floating(kNearestCode, "codebook", codebook);
   check_codebook(x, codebook);
   check_same_device(kNearestCode, "x", x, "codebook", codebook);
-  TORCH_CHECK_VALUE(metric == "euclidean" || metric == "cosine", kNearestCode,
-                    ": expected metric to be \"euclidean\" or \"cosine\", but got \"", metric,
-                    "\"");
+  parse_metric(kNearestCode, metric);
   // Kernels use 32-bit numbers for codes and for their places in padded panels.
   TORCH_CHECK_VALUE(codebook.sym_size(-2) <= (int64_t{1} << 30), kNearestCode,
                     ": expected codebook to have at most 2^30 codes, but got shape ",
@@ -97,11 +96,6 @@ void fill_padding_of(NearestCodeTensors& found, const std::optional<at::Tensor>&
   }
 }
 
-at::ScalarType nearest_code_dtype(const at::Tensor& x, const at::Tensor& codebook) {
-  const bool wide = x.scalar_type() == at::kDouble || codebook.scalar_type() == at::kDouble;
-  return wide ? at::kDouble : at::kFloat;
-}
-
 c10::SymDimVector nearest_code_shape(const at::Tensor& x, std::optional<int64_t> topk) {
   const auto sizes = x.sym_sizes();
   c10::SymDimVector shape(sizes.begin(), sizes.end() - 1);
@@ -120,7 +114,7 @@ NearestCodeProblem::NearestCodeProblem(const at::Tensor& x_, const at::Tensor& c
                                        const std::optional<at::Tensor>& mask_) {
   check_nearest_code(x_, codebook_, metric, bias_, topk, mask_);
   // Members are set after the check. NOLINTBEGIN(cppcoreguidelines-prefer-member-initializer)
-  dtype = nearest_code_dtype(x_, codebook_);
+  dtype = value_dtype(x_, codebook_);
   cosine = metric == "cosine";
   k = topk.value_or(1);
   dim = x_.size(-1);

@@ -8,6 +8,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "detail/precision.h"
+
 namespace torchvq::detail {
 
 using NearestCodeTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
@@ -19,9 +21,6 @@ void check_nearest_code(const at::Tensor& x, const at::Tensor& codebook, std::st
 /// Writes the results of padding to those of a search that has ignored the mask.
 void fill_padding_of(NearestCodeTensors& found, const std::optional<at::Tensor>& mask,
                      std::optional<int64_t> topk);
-
-/// float64 if either argument is float64, otherwise float32.
-at::ScalarType nearest_code_dtype(const at::Tensor& x, const at::Tensor& codebook);
 
 /// Shape of indices: that of x without its last axis, followed by k if topk is given.
 c10::SymDimVector nearest_code_shape(const at::Tensor& x, std::optional<int64_t> topk);

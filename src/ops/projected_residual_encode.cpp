@@ -132,7 +132,7 @@ ProjectedResidualTensors projected_residual_results(const ProjectedResidualArgum
 }
 
 ProjectedResidualProblem::ProjectedResidualProblem(const ProjectedResidualArguments& arguments)
-    : cosine(parse_metric(kProjectedResidualEncode, arguments.metric) == Metric::kCosine),
+    : cosine(is_cosine(kProjectedResidualEncode, arguments.metric)),
       zero_code(cosine ? arguments.zero_code : 0) {
   check_projected_residual_encode(arguments);
   const auto dtype = projected_residual_dtype(arguments);

@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include "detail/codebook_state.h"
+#include "detail/metric.h"
 #include "detail/op_handle.h"
 #include "ops/dead_code_candidates.h"
 #include "ops/replace_dead_codes_.h"
@@ -36,7 +37,7 @@ void check_cooldown(const char* op, const at::Tensor& cooldown, const at::Tensor
   check_same_device(op, "embed", embed, "cooldown", cooldown);
 }
 
-void check_dead_code_state(const char* op, const CodebookState& state, const at::Tensor& counts,
+void check_dead_code_state(const char* op, const DeadCodeState& state, const at::Tensor& counts,
                            const DeadCodeArguments& arguments) {
   check_codebook_state(op, state.cluster_size, state.embed_avg, state.embed);
   check_cooldown(op, state.cooldown, state.embed);
@@ -67,7 +68,7 @@ void check_dead_code_rules(const char* op, const DeadCodeArguments& arguments) {
                     arguments.cooldown_steps);
 }
 
-bool check_replace_dead_codes_(const CodebookState& state, const at::Tensor& x,
+bool check_replace_dead_codes_(const DeadCodeState& state, const at::Tensor& x,
                                const at::Tensor& counts, const at::Tensor& rng,
                                const std::optional<at::Tensor>& mask,
                                const DeadCodeArguments& arguments, std::string_view metric) {
@@ -77,7 +78,7 @@ bool check_replace_dead_codes_(const CodebookState& state, const at::Tensor& x,
   check_size(op, "x", x, 0, state.embed.sym_size(0), "heads of embed");
   check_size(op, "x", x, 2, state.embed.sym_size(2), "dimensions of embed");
   check_same_device(op, "embed", state.embed, "x", x);
-  return check_metric(op, metric);
+  return is_cosine(op, metric);
 }
 
 bool check_replace_dead_codes_(const CodebooksWithTokens& codebooks,

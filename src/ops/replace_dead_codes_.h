@@ -33,7 +33,7 @@ struct CodebooksWithTokens {
   at::TensorList mask;  ///< may be empty
 
   [[nodiscard]] size_t size() const { return embed.size(); }
-  [[nodiscard]] CodebookState state(size_t codebook) const {
+  [[nodiscard]] DeadCodeState state(size_t codebook) const {
     return {embed[codebook], embed_avg[codebook], cluster_size[codebook], cooldown[codebook]};
   }
   [[nodiscard]] std::optional<at::Tensor> mask_of(size_t codebook) const {
@@ -52,11 +52,11 @@ void check_cooldown(const char* op, const at::Tensor& cooldown, const at::Tensor
 void check_dead_code_rules(const char* op, const DeadCodeArguments& arguments);
 
 /// Checks the state and the parameters; shared with replace_with_candidates_.
-void check_dead_code_state(const char* op, const CodebookState& state, const at::Tensor& counts,
+void check_dead_code_state(const char* op, const DeadCodeState& state, const at::Tensor& counts,
                            const DeadCodeArguments& arguments);
 
 /// Checks one codebook. Returns whether the metric is cosine.
-bool check_replace_dead_codes_(const CodebookState& state, const at::Tensor& x,
+bool check_replace_dead_codes_(const DeadCodeState& state, const at::Tensor& x,
                                const at::Tensor& counts, const at::Tensor& rng,
                                const std::optional<at::Tensor>& mask,
                                const DeadCodeArguments& arguments, std::string_view metric);

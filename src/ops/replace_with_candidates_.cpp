@@ -15,7 +15,7 @@ namespace {
 
 constexpr auto kReplaceWithCandidates = "replace_with_candidates_";
 
-void check_one(const CodebookState& state, const at::Tensor& keys, const at::Tensor& rows,
+void check_one(const DeadCodeState& state, const at::Tensor& keys, const at::Tensor& rows,
                const at::Tensor& counts, const at::Tensor& rng,
                const DeadCodeArguments& arguments) {
   constexpr auto op = kReplaceWithCandidates;

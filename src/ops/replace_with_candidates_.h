@@ -19,7 +19,7 @@ struct CodebooksWithCandidates {
   at::TensorList rng;
 
   [[nodiscard]] size_t size() const { return embed.size(); }
-  [[nodiscard]] CodebookState state(size_t codebook) const {
+  [[nodiscard]] DeadCodeState state(size_t codebook) const {
     return {embed[codebook], embed_avg[codebook], cluster_size[codebook], cooldown[codebook]};
   }
 };

@@ -39,7 +39,7 @@ ResidualEncodeProblem::ResidualEncodeProblem(const at::Tensor& x_, at::TensorLis
   const auto dtype = residual_dtype(x_, codebooks_);
   x = contiguous_as(x_, dtype);
   if (mask_) mask = mask_->contiguous();
-  cosine = parse_metric(kResidualEncode, metric) == Metric::kCosine;
+  cosine = is_cosine(kResidualEncode, metric);
   levels = static_cast<int64_t>(codebooks_.size());
   const auto used = static_cast<size_t>(levels_in_use(kResidualEncode, depth, levels));
   const auto searched = codebooks_.slice(0, used);

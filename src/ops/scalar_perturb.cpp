@@ -79,10 +79,6 @@ void check_scalar_act_levels(const at::Tensor& act, at::IntArrayRef levels) {
   check_features("scalar_act_levels", "act", act, levels);
 }
 
-at::ScalarType perturb_dtype(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 }  // namespace detail
 
 namespace ops {

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "detail/distribution.h"
+#include "detail/precision.h"
 
 namespace torchvq::detail {
 
@@ -39,8 +40,5 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> scalar_perturb_any(
 /// F(x), element by element, contiguous for contiguous x, and its inverse; both are differentiable.
 at::Tensor cumulative_any(Distribution kind, const at::Tensor& x);
 at::Tensor quantile_any(Distribution kind, const at::Tensor& u);
-
-/// float64 for float64 x, otherwise float32.
-at::ScalarType perturb_dtype(const at::Tensor& x);
 
 }  // namespace torchvq::detail

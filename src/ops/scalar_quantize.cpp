@@ -33,10 +33,6 @@ ScalarBound check_scalar_quantize_backward(const at::Tensor& grad, const at::Ten
   return bound;
 }
 
-at::ScalarType scalar_dtype(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 }  // namespace detail
 
 namespace ops {

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "detail/precision.h"
 #include "detail/scalar_levels.h"
 
 namespace torchvq::detail {
@@ -13,9 +14,6 @@ ScalarBound check_scalar_quantize(const at::Tensor& x, at::IntArrayRef levels,
                                   std::string_view bound);
 ScalarBound check_scalar_quantize_backward(const at::Tensor& grad, const at::Tensor& x,
                                            at::IntArrayRef levels, std::string_view bound);
-
-/// float64 for float64 x, otherwise float32.
-at::ScalarType scalar_dtype(const at::Tensor& x);
 
 /// The gradient of x on any device; the CPU kernel falls back to it for float64.
 at::Tensor scalar_quantize_backward_any(const at::Tensor& grad, const at::Tensor& x,

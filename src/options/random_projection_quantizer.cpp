@@ -18,7 +18,7 @@ void RandomProjectionQuantizerOptions::validate() const {
   expect_random_projection(codebook_dim() >= 1, "codebook_dim", "at least 1", codebook_dim());
   expect_random_projection(num_codebooks() >= 1, "num_codebooks", "at least 1", num_codebooks());
   TORCH_CHECK_VALUE(!accept_image_fmap() || !accept_3d_fmap(),
-                    "RandomProjectionQuantizer: expected not both of accept_image_fmap and "
+                    "RandomProjectionQuantizer: expected at most one of accept_image_fmap and "
                     "accept_3d_fmap, but got both");
 }
 

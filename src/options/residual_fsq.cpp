@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "detail/scalar_levels.h"
+#include "options/check_dropout.h"
 #include "options/expect.h"
 #include "options/tables.h"
 
@@ -32,12 +33,7 @@ void ResidualFSQOptions::validate() const {
   detail::check_scalar_levels("ResidualFSQ", levels(), 2);
   expect_residual_fsq(num_quantizers() >= 1, "num_quantizers", "at least 1", num_quantizers());
   expect_residual_fsq(dim().value_or(1) >= 1, "dim", "at least 1", dim());
-  const auto cutoff = quantize_dropout_cutoff_index(), last = num_quantizers() - 1;
-  const bool drops = quantize_dropout() && last > 0;
-  expect_residual_fsq(cutoff >= 0 && (!drops || cutoff <= last), "quantize_dropout_cutoff_index",
-                      "in [0, " + std::to_string(last) + "]", cutoff);
-  expect_residual_fsq(quantize_dropout_multiple_of() >= 1, "quantize_dropout_multiple_of",
-                      "at least 1", quantize_dropout_multiple_of());
+  detail::check_dropout(expect_residual_fsq, *this, num_quantizers());
   expect_residual_fsq(fsq().num_codebooks() == 1, "num_codebooks", "1", fsq().num_codebooks());
   check_soft_clamp(*this);
 }

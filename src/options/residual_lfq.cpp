@@ -1,5 +1,6 @@
 #include <torchvq/options/residual_lfq.h>
 
+#include "options/check_dropout.h"
 #include "options/expect.h"
 #include "options/tables.h"
 
@@ -14,12 +15,7 @@ constexpr detail::ExpectOption expect_grouped_residual_lfq{"GroupedResidualLFQ"}
 void ResidualLFQOptions::validate() const {
   expect_residual_lfq(dim() >= 1, "dim", "at least 1", dim());
   expect_residual_lfq(num_quantizers() >= 1, "num_quantizers", "at least 1", num_quantizers());
-  const auto cutoff = quantize_dropout_cutoff_index(), last = num_quantizers() - 1;
-  const bool drops = quantize_dropout() && last > 0;
-  expect_residual_lfq(cutoff >= 0 && (!drops || cutoff <= last), "quantize_dropout_cutoff_index",
-                      "in [0, " + std::to_string(last) + "]", cutoff);
-  expect_residual_lfq(quantize_dropout_multiple_of() >= 1, "quantize_dropout_multiple_of",
-                      "at least 1", quantize_dropout_multiple_of());
+  detail::check_dropout(expect_residual_lfq, *this, num_quantizers());
   expect_residual_lfq(lfq().num_codebooks() == 1, "num_codebooks", "1", lfq().num_codebooks());
   LFQOptions(lfq())
       .dim(std::nullopt)

@@ -5,6 +5,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "options/check_dropout.h"
 #include "options/expect.h"
 #include "options/tables.h"
 
@@ -34,12 +35,7 @@ std::vector<int64_t> resolve_sizes(const ResidualVQOptions& o) {
 void check_ranges(const ResidualVQOptions& o, int64_t levels) {
   expect_residual_vq(o.dim() >= 1, "dim", "at least 1", o.dim());
   expect_residual_vq(o.heads() >= 1, "heads", "at least 1", o.heads());
-  const auto cutoff = o.quantize_dropout_cutoff_index();
-  const bool drops = o.quantize_dropout() && levels > 1;
-  expect_residual_vq(0 <= cutoff && (!drops || cutoff < levels), "quantize_dropout_cutoff_index",
-                     "in [0, " + std::to_string(levels - 1) + "]", cutoff);
-  expect_residual_vq(o.quantize_dropout_multiple_of() >= 1, "quantize_dropout_multiple_of",
-                     "at least 1", o.quantize_dropout_multiple_of());
+  detail::check_dropout(expect_residual_vq, o, levels);
   expect_residual_vq(o.quant_grad_frac() >= 0 && o.quant_grad_frac() <= 1, "quant_grad_frac",
                      "in [0, 1]", o.quant_grad_frac());
   expect_residual_vq(o.mlp_kwargs().dim_hidden().value_or(1) >= 1, "mlp_kwargs.dim_hidden",

@@ -1,10 +1,10 @@
 #include <torchvq/options/sim_vq.h>
 
 #include <cmath>
-#include <string>
 
 #include <c10/util/Exception.h>
 
+#include "options/check_dropout.h"
 #include "options/expect.h"
 #include "options/tables.h"
 
@@ -35,12 +35,7 @@ void ResidualSimVQOptions::validate() const {
   expect_residual_sim_vq(num_quantizers() >= 1, "num_quantizers", "at least 1", num_quantizers());
   expect_residual_sim_vq(heads() >= 1 && dim() % heads() == 0, "heads",
                          "at least 1 and a divisor of dim", heads());
-  const auto cutoff = quantize_dropout_cutoff_index(), last = num_quantizers() - 1;
-  const bool drops = quantize_dropout() && last > 0;
-  expect_residual_sim_vq(cutoff >= 0 && (!drops || cutoff <= last), "quantize_dropout_cutoff_index",
-                         "in [0, " + std::to_string(last) + "]", cutoff);
-  expect_residual_sim_vq(quantize_dropout_multiple_of() >= 1, "quantize_dropout_multiple_of",
-                         "at least 1", quantize_dropout_multiple_of());
+  detail::check_dropout(expect_residual_sim_vq, *this, num_quantizers());
   const auto beam = eval_beam_size().value_or(1);
   expect_residual_sim_vq(beam >= 1, "eval_beam_size", "at least 1", beam);
   SimVQOptions(sim_vq()).dim(dim() / heads()).codebook_size(codebook_size()).validate();

@@ -14,11 +14,7 @@ namespace {
 constexpr detail::ExpectOption expect_vector_quantize{"VectorQuantize"};
 
 void exclude(bool both, const char* pair) {
-  TORCH_CHECK_VALUE(!both, "VectorQuantize: expected not both of ", pair, ", but got both");
-}
-
-void require(bool met, const char* requirement) {
-  TORCH_CHECK_VALUE(met, "VectorQuantize: expected options to fit together, but ", requirement);
+  TORCH_CHECK_VALUE(!both, "VectorQuantize: expected at most one of ", pair, ", but got both");
 }
 
 void check_ranges(const VectorQuantizeOptions& o) {
@@ -86,14 +82,17 @@ void check_combinations(const VectorQuantizeOptions& o,
           "directional_reparam and rotation_trick");
   exclude(o.directional_reparam() && o.straight_through(),
           "directional_reparam and straight_through");
-  require(!bridged || learnable, "vq_bridge needs learnable_codebook");
-  require(o.sync_update_v() == 0 || learnable, "sync_update_v needs learnable_codebook");
-  require(!o.in_place_codebook_optimizer() || learnable || o.orthogonal_reg_weight() > 0,
-          "in_place_codebook_optimizer needs learnable_codebook");
-  require(
-      !o.directional_reparam() || o.threshold_ema_dead_code() > 0 ||
-          o.dead_code_threshold_fraction() > 0,
-      "directional_reparam needs threshold_ema_dead_code or dead_code_threshold_fraction above 0");
+  expect_vector_quantize(!bridged || learnable, "learnable_codebook", "True with vq_bridge",
+                         learnable);
+  expect_vector_quantize(o.sync_update_v() == 0 || learnable, "sync_update_v",
+                         "0 without learnable_codebook", o.sync_update_v());
+  expect_vector_quantize(
+      !o.in_place_codebook_optimizer() || learnable || o.orthogonal_reg_weight() > 0,
+      "in_place_codebook_optimizer", "none without learnable_codebook", "one");
+  expect_vector_quantize(!o.directional_reparam() || o.threshold_ema_dead_code() > 0 ||
+                             o.dead_code_threshold_fraction() > 0,
+                         "threshold_ema_dead_code or dead_code_threshold_fraction",
+                         "above 0 with directional_reparam", o.threshold_ema_dead_code());
 }
 
 }  // namespace

@@ -177,8 +177,18 @@ def test_what_is_no_module_is_refused(call: Any) -> None:
         call("model")
 
 
+@pytest.mark.parametrize("target", [nn.Linear(2, 2), None, 3, int, lambda: None], ids=repr)
+def test_a_target_that_is_no_class_of_modules_is_refused(target: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"^register: expected target to be a subclass of nn\.Module or its name"
+    ):
+        adapters.register(target)
+
+
 def test_what_is_no_adapter_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"register: expected a subclass of .*Adapter"):
+    with pytest.raises(
+        TypeError, match=r"register: expected adapter to be a subclass of .*Adapter"
+    ):
         adapters.register("a.B")(nn.Linear)  # type: ignore[type-var]
     with pytest.raises(
         TypeError, match="register: expected Nothing to define a method, but got none"

@@ -11,7 +11,7 @@ import torch
 from ranks import Ranks, outcome
 from torch import Tensor, nn
 
-from torchvq import LFQ, HierarchicalVQ, ResidualVQ, VectorQuantize
+from torchvq import FSP, LFQ, GroupedResidualVQ, HierarchicalVQ, ResidualVQ, VectorQuantize
 
 DIM, CODES, LEVELS = 6, 16, 3
 SCALES = dict(scales=(1, 2, 4), shared_codebook=False, kmeans_init=False, channel_first=False)
@@ -19,7 +19,11 @@ KINDS: dict[str, Callable[..., nn.Module]] = {
     "VectorQuantize": VectorQuantize,
     "ResidualVQ": lambda **options: ResidualVQ(num_quantizers=LEVELS, **options),
     "HierarchicalVQ": lambda **options: HierarchicalVQ(**SCALES, **options),
+    "GroupedResidualVQ": lambda **options: GroupedResidualVQ(
+        groups=2, num_quantizers=LEVELS, **options
+    ),
     "LFQ": LFQ,
+    "FSP": lambda dim, codebook_size: FSP([4] * dim),
 }
 
 
@@ -34,7 +38,10 @@ def tokens(rank: int, step: int = 0) -> Tensor:
 
 def change(module: nn.Module, path: str, value: object) -> None:
     owner, _, name = path.rpartition(".")
-    setattr(module.get_submodule(owner), name, value)
+    if name == "training":
+        module.get_submodule(owner).train(bool(value))
+    else:
+        setattr(module.get_submodule(owner), name, value)
 
 
 def states(levels: list[nn.Module]) -> list[Tensor]:
@@ -54,6 +61,7 @@ def changed_alone(
 
 
 SYNCED = dict(sync_every=2)
+KMEANS = dict(kmeans_init=True)
 DEAD = dict(threshold_ema_dead_code=1)
 
 
@@ -93,6 +101,14 @@ DEAD = dict(threshold_ema_dead_code=1)
             False,
             ("without averages [2]", "without averages []"),
         ),
+        ("ResidualVQ", {}, "layers.1.training", False, ("levels [1] in evaluation", "")),
+        ("ResidualVQ", KMEANS, "layers.1.training", False, ("levels [1] in evaluation", "")),
+        ("ResidualVQ", {}, "layers.1._codebook.training", False, ("levels [1] in eval", "")),
+        ("HierarchicalVQ", {}, "vqs.1.training", False, ("levels [1] in evaluation", "")),
+        ("GroupedResidualVQ", {}, "rvqs.1.training", False, ("groups [0] in training", "")),
+        ("GroupedResidualVQ", {}, "rvqs.0.training", False, ("groups [1] in training", "")),
+        ("FSP", {}, "vector_norm", "kurt", ("norm kurt", "norm var_tanh")),
+        ("FSP", {}, "quantize_rate", 0.5, ("rate 0.5", "rate 0.0")),
         ("LFQ", {}, "spherical", True, ("spherical True", "spherical False")),
         ("LFQ", {}, "codebook_scale", 2.0, ("scale 2.0", "scale 1.0")),
     ],

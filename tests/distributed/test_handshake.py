@@ -35,9 +35,11 @@ DIM = 6
 TIMEOUT = timedelta(seconds=2)
 
 
-def sgd(rate: float) -> Callable[[Any], torch.optim.Optimizer]:
-    """The maker of an optimizer, which ranks make from the rate: a function of this test cannot be sent to them."""
-    return lambda parameters: torch.optim.SGD(parameters, rate)
+def sgd(options: float | dict[str, float]) -> Callable[[Any], torch.optim.Optimizer]:
+    """The maker of an optimizer, which ranks make from its rate or from all its options: a function of this test cannot
+    be sent to them."""
+    given = options if isinstance(options, dict) else dict(lr=options)
+    return lambda parameters: torch.optim.SGD(parameters, **given)
 
 
 KINDS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any]]] = {
@@ -130,6 +132,16 @@ OPTIONS: dict[str, list[tuple[dict[str, Any], dict[str, Any], tuple[str, str]]]]
         ({}, {"freeze_codebook": True}, ("frozen False", "frozen True")),
         (BY_GRADIENT, {RATE: 0.1}, ("optimizer none", "optimizer SGD of rate 0.1")),
         ({**BY_GRADIENT, RATE: 0.1}, {RATE: 0.5}, ("of rate 0.1", "of rate 0.5")),
+        (
+            {**BY_GRADIENT, RATE: 0.1},
+            {RATE: dict(lr=0.1, momentum=0.9)},
+            ("momentum 0", "momentum 0.9"),
+        ),
+        (
+            {**BY_GRADIENT, RATE: 0.1},
+            {RATE: dict(lr=0.1, weight_decay=0.5)},
+            ("weight_decay 0", "weight_decay 0.5"),
+        ),
         (
             {**BY_GRADIENT, RATE: 0.1},
             {"manual_in_place_optimizer_update": True},

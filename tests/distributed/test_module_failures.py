@@ -85,6 +85,29 @@ def test_one_rank_in_evaluation(ranks: Ranks, kind: str, every: int) -> None:
             check(kind, answer, limit=10)
 
 
+def evaluate_a_part(rank: int, kind: str, part: str) -> tuple[str, float, bool]:
+    group = dist.new_group(timeout=TIMEOUT)
+    module = trained(kind, rank, process_group=group)
+    if rank == 1:
+        module.get_submodule(part).eval()
+    return attempt(module, tokens(rank, 2))
+
+
+# In a message of another size, the part would end a process of Gloo, or nobody would notice.
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("GroupedResidualVQ", "rvqs.1"),
+        ("GroupedResidualVQ", "rvqs.1.layers.1"),
+        ("ResidualVQ", "layers.1"),
+    ],
+)
+def test_one_rank_evaluates_a_part(two: Ranks, kind: str, part: str) -> None:
+    for message, seconds, intact in two.run(evaluate_a_part, kind, part):
+        assert message.startswith(f"DistBackendError: {OWNERS[kind]}, step 2: rank "), message
+        assert seconds < 10 and intact
+
+
 def read_or_train(rank: int, kind: str) -> Any:
     group = dist.new_group(timeout=TIMEOUT)
     module: Any = trained(kind, rank, process_group=group)

@@ -399,9 +399,9 @@ def test_noise_is_keyed_by_the_rank_in_the_group(pool: Any) -> None:
 def test_modules_know_their_group_by_name() -> None:
     assert VectorQuantize(DIM, 4, process_group="some group").process_group == "some group"
     with pytest.raises(
-        ValueError, match="expected process_group to be a group that this rank belongs to"
+        ValueError, match="LFQ: expected process_group to be a group that this rank belongs to"
     ):
-        VectorQuantize(DIM, 4, process_group=object())  # type: ignore[arg-type]
+        torchvq.LFQ(dim=DIM, codebook_size=2**DIM, process_group=object())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected reduction to be exact or float"):
         VectorQuantize(DIM, 4, reduction="int8")
     assert (

@@ -264,7 +264,7 @@ def test_one_process_has_nothing_to_overlap() -> None:
 
 
 def test_options_that_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match="not both of overlap_sync and sync_every above 1"):
+    with pytest.raises(ValueError, match="at most one of overlap_sync and sync_every above 1"):
         VectorQuantize(DIM, 4, overlap_sync=True, sync_every=2)
 
 

@@ -85,22 +85,6 @@ def test_tokens_of_one_rank_that_outgrow_the_codebook_raise_the_exponents_of_all
         assert traffic[:3] == (3, 0, 0)
 
 
-@pytest.mark.parametrize("loud", [None, 0])
-def test_levels_that_share_a_codebook_are_one_sum(ranks: Ranks, loud: int | None):
-    levels = [{"seed": 0}, {"seed": 1, "codes": 33}, {"seed": 2, "loud": loud}]
-    batch = batches("ragged", ranks.size, levels)
-    shared = concatenated([batch[0], batch[2]])
-    wanted = [
-        ops.code_statistics(b.x, b.indices, ops.code_exponents(book), mask=b.mask)
-        for b, book in [(shared, BOOKS[0]), (batch[1], BOOKS[1])]
-    ]
-    wanted = tuple(list(column) for column in zip(*wanted, strict=True))
-    options = {"codebooks": [0, 1, 0]}
-    assert_same_bits(statistics(batch, BOOKS[:2], **options), wanted)
-    for got, _ in ranks.run(on_rank, ranks.size, "ragged", options, levels, BOOKS[:2]):
-        assert_same_bits(got, wanted)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("loud", [None, 1])
 def test_float_reduction_is_close_cheaper_and_the_same_on_all_ranks(

@@ -163,19 +163,6 @@ def test_only_codebooks_with_dead_codes_are_sent(two: Ranks):
     assert both[3] == 2 * 40 * (8 + 4 * 5)
 
 
-def test_levels_that_share_a_codebook_offer_all_their_tokens(ranks: Ranks):
-    x, mask = batches("ragged", ranks.size, 2)
-    wanted, alone = make_state([33], [30]), make_state([33], [30])
-    number = one_process(wanted, [torch.cat(x, 1)], [torch.cat(mask, 1)], "euclidean")
-    assert torch.equal(synced(alone, x, mask, codebooks=[0, 0]), number)
-    assert_same(alone, wanted)
-    for state, replaced, _ in ranks.run(
-        on_rank, ranks.size, "ragged", [33], [30], 2, {"codebooks": [0, 0]}
-    ):
-        assert_same(state, wanted)
-        assert torch.equal(replaced, number)
-
-
 def test_cooldown_holds_on_all_ranks_over_many_steps(two: Ranks):
     got = two.run(many_steps, 2, 30)
     wanted = many_steps(0, 1, 30)

@@ -190,13 +190,9 @@ def _by_hand() -> None:
     _ops.search_losses(x, codes, x, indices, training=True, diversity_weight=0.1)
     means = [torch.zeros(1, 1, 4), torch.ones(1, 1, 4)] * 2
     _ops.affine_inputs(x, *means)
-    _ops.candidate_commitment_loss(x, x.unsqueeze(2))
     _ops.codebook_diversity_loss(x, codes, temperature=1.0, metric="euclidean")
     _ops.commitment_cross_entropy(x, codes, indices, metric="euclidean")
     _ops.orthogonal_loss(codes)
-    _ops.vqp_diversity_loss(
-        x, codes, batch=1, tokens=6, heads=1, separate=False, temperature=1.0, metric="euclidean"
-    )
     _ops.averages_of_codes(codes, counts)
     _ops.prepare_codes(torch.randn(1, 4, 16))
     _ops.refine_codebooks(x, [codes], beam=1, iterations=1)
@@ -235,10 +231,8 @@ def _by_hand() -> None:
     _ops.wide_codes(codes.half(), counts, sums)
     _ops.token_moments(x)
     _ops.vqp_rotation_trick(x, x)
-    _ops.vqp_sign_entropy(x, sharpness=2.0, masked=False)
     _ops.vqp_latent_loss(x, x, commitment=0.1, quantization=0.1)
     _ops.vqp_indices(indices, 4)
-    _ops.vqp_masked_commitment(x, x, torch.ones(1, 6, dtype=torch.bool))
     _ops.residual_beam_search(x, [codes, codes], 2)
     _ops.sampled_beam_search(
         x, [codes, codes], [rng, rng], 2, temperature=1.0, metric="euclidean", mask=mask,
@@ -253,15 +247,10 @@ def _by_hand() -> None:
         x, [codes[0]], [codes[0]], [codes[0, 0]], [codes[0]], [codes[0, 0]], metric="cosine"
     )
     _ops.directional_reparam(x, x, x, variance=0.1)
-    _ops.has_tokens(x)
     _ops.sign_entropy_totals(x, sharpness=4.0)
     _ops.codebook_diversity_totals(x, codes, temperature=1.0, metric="euclidean")
     _ops.sign_entropy(x, sharpness=4.0)
     _ops.lookup_free_losses(x, x.sign(), commitment_weight=0.25)
-    _ops.lookup_free_loss(
-        one[0], one[0], one[0], entropy_weight=0.1, diversity_gamma=1.0, commitment_weight=0.25
-    )
-    _ops.on_sphere(x, 1.0)
     _ops.rotate_features(x, torch.eye(4))
 
 

@@ -263,10 +263,6 @@ CASES: dict[str, Case] = {
     "synced_code_statistics": Case(
         ([X], [INDICES], [ops.code_exponents(CODES)]), dict(mask=[MASK], state=[CODES])
     ),
-    "synced_code_statistics shared": Case(
-        ([X, X * 4096], [INDICES, INDICES], [ops.code_exponents(CODES)]),
-        dict(mask=[], codebooks=[0, 0], state=[CODES]),
-    ),
     "synced_replace_dead_codes_": Case(
         (*([part] for part in state()), [X], [COUNTS], [RNG]), RULES | dict(mask=[])
     ),

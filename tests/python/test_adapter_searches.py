@@ -21,10 +21,10 @@ SEARCHES = [nearest, nearest_by_angle]
 @pytest.mark.parametrize(
     ("x", "codebook", "error", "message"),
     [
-        ([[1.0, 2.0]], CODES, TypeError, "x to be a tensor, but got list"),
-        (X, [[1.0, 2.0]], TypeError, "codebook to be a tensor, but got list"),
-        (X.long(), CODES, TypeError, "x to be floating point, but got torch.int64"),
-        (X, CODES.to(torch.complex64), TypeError, "codebook to be floating point"),
+        ([[1.0, 2.0]], CODES, TypeError, "x to be a floating-point tensor, but got list"),
+        (X, [[1.0, 2.0]], TypeError, "codebook to be a floating-point tensor, but got list"),
+        (X.long(), CODES, TypeError, "x to be a floating-point tensor, but got torch.int64"),
+        (X, CODES.to(torch.complex64), TypeError, "codebook to be a floating-point tensor"),
         (X[0, 0], CODES, ValueError, r"x to be of shape \(\*, D\)"),
         (X[:, :0], CODES[:, :0], ValueError, r"x to be of shape \(\*, D\) with D at least 1"),
         (X, CODES[0], ValueError, r"codebook to be of shape \(K, D\), but got shape \[2\]"),

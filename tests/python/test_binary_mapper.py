@@ -90,6 +90,15 @@ def test_tokens_are_those_of_float32(dtype, generator):
         assert torch.equal(out.indices, cast(logits, return_indices=True).indices)
 
 
+def test_logits_of_other_dtypes_draw_nothing(generator):
+    module = BinaryMapper(8)
+    before = module.rng.clone()
+    logits = torch.randn(4, 8, generator=generator).to(torch.float8_e4m3fn)
+    with pytest.raises(TypeError, match=r"BinaryMapper: expected logits to be float16, .*float8"):
+        module(logits)
+    assert torch.equal(module.rng, before)
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_compiled_is_eager(masked, generator):
     logits = torch.randn(3, 8, 4, generator=generator)

@@ -228,7 +228,10 @@ BAD = {
     "a beam": ([*LFQ_OPTIONS, "--beam", "2"], "--beam: expected 1"),
     "a metric": ([*LFQ_OPTIONS, "--metric", "cosine"], "--metric: expected none"),
     "iterations": ([*LFQ_OPTIONS, "--iterations", "2"], "--iterations: expected none"),
-    "levels for vq": (["-k", "4", "--quantizer-levels", "8"], "with --method fsq alone"),
+    "levels for vq": (
+        ["-k", "4", "--quantizer-levels", "8"],
+        "--quantizer-levels: expected none with --method vq",
+    ),
     "no codes for vq": ([], "--codebook-size is required"),
     "another method": (["--method", "pq"], "pq"),
 }

@@ -258,7 +258,10 @@ def test_the_source_is_not_overwritten(
     before = weights.read_bytes()
     assert main([str(tmp_path / source), "-o", str(tmp_path / output)]) == 2
     said = capsys.readouterr().err
-    assert said == f"torchvq.convert: expected another file than the input {weights}\n"
+    assert (
+        said
+        == f"torchvq.convert: expected path to be another file than the source's, but got {weights}\n"
+    )
     assert weights.read_bytes() == before
 
 

@@ -366,12 +366,12 @@ def test_ema_update_names_bad_arguments_and_changes_nothing(ema, generator):
         ),
         (arguments, {"decay": 1.5}, ValueError, r"expected decay to be in \[0, 1\], but got 1.5"),
         (arguments, {"decay": math.nan}, ValueError, r"expected decay to be in \[0, 1\]"),
-        (arguments, {"eps": -1.0}, ValueError, "expected eps to be finite and not negative"),
+        (arguments, {"eps": -1.0}, ValueError, "expected eps to be finite and non-negative"),
         (
             arguments,
             {"metric": "dot"},
             ValueError,
-            'expected metric to be "euclidean" or "cosine", but got "dot"',
+            "expected metric to be 'euclidean' or 'cosine', but got 'dot'",
         ),
         (arguments, {"weight": torch.ones(3)}, ValueError, "expected weight to broadcast"),
     ]

@@ -214,6 +214,9 @@ def test_options_are_checked(options):
         lambda e: e.step(torch.zeros(4, 8), lambda d, b: d.sum().view(1)),
         lambda e: e.step(torch.zeros(4, 8), lambda d, b: 1.0),
         lambda e: e.mutate(torch.zeros(4, 8), 2.0),
+        lambda e: next(e.evolve(ones, shape=(8,), generations=-3)),
+        lambda e: e.init_random_population(0, (8,)),
+        lambda e: e.init_population_from_data(torch.randn(3, 6), 0),
     ],
 )
 def test_calls_are_checked(call):

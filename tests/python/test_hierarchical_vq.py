@@ -430,9 +430,9 @@ def test_errors_of_calls():
         module(data(2, 5, DIM))
     with pytest.raises(TypeError, match="HierarchicalVQ: expected x to be a floating-point"):
         module(torch.zeros(2, DIM, 5, dtype=torch.long))
-    with pytest.raises(ValueError, match="HierarchicalVQ: expected mask to have shape"):
+    with pytest.raises(ValueError, match="HierarchicalVQ: expected mask to be of shape"):
         module(x, mask=half_mask(2, 4))
-    with pytest.raises(ValueError, match="HierarchicalVQ: expected mask or lens"):
+    with pytest.raises(ValueError, match="HierarchicalVQ: expected lens to be None with a mask"):
         module(x, mask=half_mask(2, 5), lens=torch.tensor([1, 2]))
     with pytest.raises(ValueError, match="HierarchicalVQ: expected indices to be tensors"):
         module(x, indices=[torch.zeros(2, 1, dtype=torch.long)])

@@ -7,6 +7,7 @@ import math
 import faiss
 import pytest
 import torch
+from scipy.stats import chi2
 
 import torchvq
 
@@ -36,6 +37,51 @@ def test_kmeans_separates_clusters(dtype, generator):
     assert codebook.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert counts.sum() == len(x) and (counts > 0).all()
     assert error(x, codebook) < 6 * 0.01**2 * 1.2 + 2 * torch.finfo(dtype).eps ** 2 * 100
+
+
+def chances_of_seeds(points, seeds):
+    """Oracle: the chance of each set of seeds by k-means++, over all orders in which they are drawn."""
+    squared = torch.cdist(points, points).square()
+    chances = {}
+
+    def draw(drawn, chance):
+        if len(drawn) == seeds:
+            chances[frozenset(drawn)] = chances.get(frozenset(drawn), 0.0) + chance
+            return
+        weights = squared[:, drawn].amin(-1) if drawn else torch.ones(len(points)).double()
+        for point, share in enumerate((weights / weights.sum()).tolist()):
+            if share > 0:
+                draw([*drawn, point], chance * share)
+
+    draw([], 1.0)
+    return chances
+
+
+@pytest.mark.parametrize(
+    ("points", "seeds"), [([0.0, 0.5, 10.0, 10.5, 30.0], 3), ([0.0, 1.0, 2.0, 10.0, 11.0], 3)]
+)
+def test_kmeans_seeds_are_those_of_k_means_plus_plus(points, seeds):
+    """Also where few points have most of the weight, so that a rejected proposal counts."""
+    points, draws = torch.tensor(points).double()[:, None], 4000
+    found = dict.fromkeys(chances := chances_of_seeds(points, seeds), 0)
+    for step in range(draws):
+        codes, _ = ops.kmeans(points.float()[None], seeds, torch.tensor([3, step]), iterations=0)
+        found[frozenset(nearest(codes[0], points).tolist())] += 1
+    likely = [s for s in chances if chances[s] * draws >= 5]
+    rest = draws - sum(found[s] for s in likely), draws * (1 - sum(chances[s] for s in likely))
+    cells = [(found[s], chances[s] * draws) for s in likely] + [rest]
+    chi_square = sum((seen - expected) ** 2 / expected for seen, expected in cells)
+    assert chi2.sf(chi_square, len(cells) - 1) > 1e-6
+
+
+def test_kmeans_finds_far_clusters_of_few_tokens(generator):
+    errors = []
+    for seed in range(20):
+        far = torch.randn(7, 2, generator=generator) * 20
+        around = far.repeat(3, 1) + torch.randn(21, 2, generator=generator) * 0.01
+        x = torch.cat([torch.randn(2000, 2, generator=generator) * 0.01, around])
+        errors.append(error(x, torchvq.kmeans(x, 8, seed=seed).codebook))
+    assert sorted(errors)[10] < 1e-3  # 4e-4 is the variance of the clusters
 
 
 def test_kmeans_counts_belong_to_the_returned_codebook(generator):

@@ -64,7 +64,6 @@ BITS = (normal(6, 5, 8) > 0).float()
 VALUES = [torch.linspace(-1, 1, count) for count in (5, 4)]
 LATENTS, LATENT_CODES = normal(9, 2), normal(9, 2, seed=1)
 MOMENTS = dict(group_name="", label="quantizer")
-COSINE = dict(temperature=1.0, metric="cosine")
 
 
 def statistics(seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,7 +145,6 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         (integers(7, 9, 2, 3) - 1, [CODEBOOK] * 3, [*affine()] * 3, 2, True),
         {},
     ),
-    "has_tokens": ((X, MASK), {}),
     "advance_rng_": ((rng(), MASK), {}),
     "quantize_and_commit": ((X, CODEBOOK[:1]), {}),
     "quantize_and_commit straight": ((X, CODEBOOK[:1]), dict(estimator="straight_through")),
@@ -311,13 +309,8 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     ),
     "shared_diversity_totals": (([CODEBOOK, CODEBOOK], [X], [CODEBOOK]), dict(masks=[MASK])),
     "weighted_loss": (([normal(), normal()], [0.5, 2.0], True), {}),
-    "candidate_commitment_loss": ((X, normal(2, 9, 3, 4)), dict(mask=MASK)),
     "gather_moments": ((normal(3, 4),), MOMENTS),
     "attach_moments": ((normal(3, 4), normal(3, 4)), MOMENTS),
-    "lookup_free_loss": (
-        (normal().abs(), normal().abs(), normal().abs()),
-        dict(entropy_weight=0.1, diversity_gamma=1.0, commitment_weight=0.25),
-    ),
     "lookup_free_quantize": (
         (normal(2, 9, 6),),
         dict(
@@ -339,14 +332,8 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         dict(mask=MASK, entropy_mask=MASK, commitment_weight=0.25, softplus_offset=5.0),
     ),
     "vqp_rotation_trick": ((X, X + 1), {}),
-    "vqp_masked_commitment": ((X, X + 1, MASK), {}),
-    "vqp_sign_entropy": ((X,), dict(sharpness=2.0, masked=False, mask=MASK)),
     "vqp_latent_loss": ((X, X + 1), dict(commitment=0.1, quantization=0.3, mask=MASK)),
     "vqp_indices": ((integers(20, 2, 9), 20), {}),
-    "vqp_diversity_loss": (
-        (X, CODEBOOK),
-        dict(batch=3, tokens=3, heads=2, separate=True, **COSINE),
-    ),
     # Scalars and signs.
     "quantize_scalars": ((normal(2, 9, 2), [5, 4]), {}),
     "quantize_scalars noise": (
@@ -374,7 +361,6 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "spread_scale": ((normal(2, 4, 3), [2, 2], [5, 3], normal(3, 3, 3, 3), normal(3), 0.5), {}),
     "drawn_scales": ((torch.tensor([1, 2]), 4, 0.5, 1), {}),
     "soft_clamp": ((X, torch.tensor(3.0)), {}),
-    "on_sphere": ((X, 1.0), {}),
     "cosine_linear": ((X, normal(4, 5)), dict(scale=2.0)),
     "ema_update_tokens_": (
         (

@@ -286,7 +286,7 @@ BAD_VALUES = [
     (ValueError, r"expected decay to be in \[0, 1\], but got -inf", dict(decay="-inf")),
     (ValueError, r"expected eps to be above 0 and finite, but got -1e-06", dict(eps="-0.000001")),
     (ValueError, "expected reduction to be exact or float, but got int8", dict(reduction="int8")),
-    (ValueError, "expected not both of affine_param and use_cosine_sim", dict(affine_param="True", use_cosine_sim="1")),
+    (ValueError, "at most one of affine_param and use_cosine_sim", dict(affine_param="True", use_cosine_sim="1")),
 ]  # fmt: skip
 
 

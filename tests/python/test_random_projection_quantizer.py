@@ -91,7 +91,7 @@ def test_layouts():
     expected = build(num_codebooks=2)(x)
     for options in (dict(channel_last=False), dict(accept_image_fmap=True)):
         assert torch.equal(build(num_codebooks=2, **options)(x.movedim(-1, 1)), expected)
-    with pytest.raises(ValueError, match="RandomProjectionQuantizer: expected x to have shape"):
+    with pytest.raises(ValueError, match="RandomProjectionQuantizer: expected x to be of shape"):
         build(accept_image_fmap=True)(data(2, DIM, 5))
 
 
@@ -168,7 +168,7 @@ def test_operator_takes_no_tokens_strides_and_refuses_the_rest():
         (dict(heads=2), r"expected heads to be left out \(use num_codebooks\), but got 2"),
         (
             dict(accept_image_fmap=True, accept_3d_fmap=True),
-            "expected not both of accept_image_fmap and accept_3d_fmap",
+            "expected at most one of accept_image_fmap and accept_3d_fmap",
         ),
     ],
 )

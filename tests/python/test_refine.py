@@ -267,9 +267,9 @@ def test_stacks_that_cannot_be_refined_are_refused(case: str) -> None:
 ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "iterations": (dict(iterations=-1), "iterations to be at least 0, but got -1"),
     "beam": (dict(beam_size=0), "beam_size to be at least 1, but got 0"),
-    "tolerance": (dict(tolerance=-0.5), "tolerance to be at least 0, but got -0.5"),
-    "noise": (dict(noise=float("nan")), "noise to be at least 0, but got nan"),
-    "ridge": (dict(ridge=0.0), "ridge to be above 0, but got 0"),
+    "tolerance": (dict(tolerance=-0.5), "tolerance to be finite and non-negative, but got -0.5"),
+    "noise": (dict(noise=float("nan")), "noise to be finite and non-negative, but got nan"),
+    "ridge": (dict(ridge=0.0), "ridge to be finite and positive, but got 0"),
 }
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import Unsupported
 
 from torchvq import (
     FSP,
@@ -21,6 +22,7 @@ from torchvq import (
     ResidualVQ,
     VectorQuantize,
 )
+from torchvq.codebook import Codebook
 
 IN_PLACE = dict(
     learnable_codebook=True,
@@ -34,6 +36,7 @@ LEARNING = {
     "averages": {},
 }
 STACK = dict(dim=4, num_quantizers=2, codebook_size=8)
+NAN = float("nan")
 X = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(1))
 TARGETS = {
     "range": (torch.full((2, 6), 8), IndexError),
@@ -221,6 +224,56 @@ def test_transforms(learning: str, transform: Any, error: type[Exception]) -> No
     assert vq._codebook.initialised
 
 
+def fails_at_each_call(module: nn.Module, x: Tensor, parts: Iterable[nn.Module]) -> None:
+    """Code of the user fails at each of its calls in a step, which then learns as if nothing had failed."""
+    twin, calls, failing = copy.deepcopy(module), 0, 0
+
+    def hook(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == failing:
+            raise ZeroDivisionError
+
+    for part in parts:
+        part.register_forward_pre_hook(hook)
+    copy.deepcopy(module)(x)
+    assert calls > 1
+    for call in range(1, calls + 1):
+        calls, failing = 0, call
+        leaves_no_trace(module, lambda module: module(x), ZeroDivisionError)
+    module(x), twin(x)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, twin.state_dict()[name]), name
+
+
+BRIDGED: dict[str, dict[str, Any]] = {
+    "own": {},
+    "shared": dict(shared_codebook=True),
+    "beam": dict(beam_size=2),
+    "dropout": dict(quantize_dropout=True),
+    "diversity": dict(codebook_diversity_loss_weight=0.5),
+    "kept": dict(sync_every=2),
+    "groups": dict(groups=2),
+}
+
+
+@pytest.mark.parametrize("learning", ["kmeans", "affine", "averages"])
+@pytest.mark.parametrize("case", BRIDGED)
+def test_bridges_of_stacks(case: str, learning: str) -> None:
+    kind = GroupedResidualVQ if case == "groups" else ResidualVQ
+    bridge = nn.Linear(*[2, 2] if case == "groups" else [4, 4])
+    module = kind(**STACK, **BRIDGED[case], **LEARNING[learning], vq_bridge=bridge)
+    bridges = {part.vq_bridge for part in module.modules() if isinstance(part, Codebook)}
+    fails_at_each_call(module, X, bridges)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_convolutions_of_scales(shared: bool) -> None:
+    hvq = HierarchicalVQ(dim=4, codebook_size=8, scales=(1, 2, 6), shared_codebook=shared)
+    convolutions = {part for part in hvq.modules() if isinstance(part, nn.Conv1d)}
+    fails_at_each_call(hvq, X.transpose(1, 2), convolutions)
+
+
 WRONG_LATER = {
     "decay": ("_codebook.decay", 2.0, {}),
     "orthogonal": ("orthogonal_reg_max_codes", 0, dict(orthogonal_reg_weight=1.0)),
@@ -276,6 +329,41 @@ def test_generators_of_noise_do_not_advance(value: float) -> None:
     leaves_no_trace(bits, lambda bits: bits(X, temperature=value), ValueError, match)
     noise = FSP([4] * 4, need_inv_act=True)
     leaves_no_trace(noise, lambda noise: noise(X, eps=value), ValueError, "FSP: expected eps to be")
+
+
+COMPILED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
+    "temperature": (lambda: VectorQuantize(4, 8), dict(sample_codebook_temp=NAN), "to be finite"),
+    "freeze": (lambda: VectorQuantize(4, 8), dict(freeze_codebook="False"), "True or False"),
+    "accumulate": (lambda: VectorQuantize(4, 8), dict(accum_ema_update="False"), "True or False"),
+    "levels": (lambda: ResidualVQ(**STACK), dict(sample_codebook_temp=NAN), "to be finite"),
+    "scales": (lambda: scales(), dict(sample_codebook_temp=NAN), "to be finite"),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("case", COMPILED)
+def test_compiled_calls(case: str, backend: str) -> None:
+    make, call, match = COMPILED[case]
+    module = make()
+    x = X.transpose(1, 2) if case == "scales" else X
+    for fullgraph in (True, False):
+        torch._dynamo.reset()  # it keeps code that raised uncompiled
+        compiled = torch.compile(module, backend=backend, fullgraph=fullgraph)
+        # One graph has no room for an exception, and names it in an error of the compiler.
+        error = Unsupported if fullgraph else (ValueError, TypeError)
+        leaves_no_trace(module, lambda _, c=compiled: c(x, **call), error, f"expected .* {match}")
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("case", ["temperature", "levels", "scales"])
+def test_temperatures_of_compiled_calls(case: str, backend: str) -> None:
+    torch._dynamo.reset()
+    module = COMPILED[case][0]().eval()
+    x = X.transpose(1, 2) if case == "scales" else X
+    compiled = torch.compile(module, backend=backend, fullgraph=True, dynamic=True)
+    for temperature in (0.5, 0.7, 1):
+        found = compiled(x, sample_codebook_temp=temperature)
+        assert torch.equal(found[0], module(x, sample_codebook_temp=temperature)[0])
 
 
 COUNTED: dict[str, Callable[[], nn.Module]] = {

@@ -232,7 +232,7 @@ def test_one_warning_for_a_stack(caplog):
     [
         (dict(codebook_size=10), "power of 2"),
         (dict(num_codebooks=2), "num_codebooks"),
-        (dict(codebook_scale=2.0), "codebook_scale"),
+        (dict(codebook_scale=2.0), r"codebook_scale to be left out \(each level halves it\), but"),
         (dict(num_quantizers=0), "num_quantizers"),
         (dict(quantize_dropout=True, quantize_dropout_cutoff_index=3), "cutoff"),
         (dict(quantize_dropout_cutoff_index=-1), "cutoff"),
@@ -284,7 +284,7 @@ def test_a_mask_per_item_covers_its_positions(shape):
         again = copy.deepcopy(stack)
         for found, right in zip(stack(x, mask=mask), again(x, mask=per_position), strict=True):
             assert torch.equal(found, right)
-    with pytest.raises(ValueError, match="expected mask to have shape"):
+    with pytest.raises(ValueError, match="expected mask to be of shape"):
         build()(x, mask=torch.ones(2, dtype=torch.bool))
 
 

@@ -10,7 +10,7 @@ from residual_vq_cases import BATCH, CODES, LENGTH, LEVELS, STACKS, build, data
 
 import torchvq.residual_vq as residual_vq
 from torchvq import ResidualVQ
-from torchvq._residual.step import steps_at_once
+from torchvq._residual.step import can_step_at_once
 
 # Left out: cases with Python code between the levels (networks that compute codes, statistics of the affine map).
 CASES = sorted(
@@ -51,14 +51,14 @@ def compare(stack: ResidualVQ, monkeypatch, **call) -> None:
     training = stack.training
     tokens = data(stack).requires_grad_()
     for number in range(20):  # until k-means has run at every level, even with dropout
-        if not steps_at_once(stack, tokens):
+        if not can_step_at_once(stack, tokens):
             with torch.no_grad():
                 stack.train()(data(stack, number))
             stack.train(training)
-    assert steps_at_once(stack, tokens)
+    assert can_step_at_once(stack, tokens)
     walked = copy.deepcopy(stack)
     at_once = run(stack, 3, **call)
-    monkeypatch.setattr(residual_vq, "steps_at_once", lambda *_: False)
+    monkeypatch.setattr(residual_vq, "can_step_at_once", lambda *_: False)
     same_bits(at_once, run(walked, 3, **call))
 
 
@@ -106,7 +106,7 @@ def test_a_vector_that_is_not_finite(case, monkeypatch):
     x = data(stack)
     x.view(-1)[3] = float("inf")
     outputs = [stack(x)]
-    monkeypatch.setattr(residual_vq, "steps_at_once", lambda *_: False)
+    monkeypatch.setattr(residual_vq, "can_step_at_once", lambda *_: False)
     outputs.append(walked(x))
     same_bits([t.detach() for t in outputs[0]], [t.detach() for t in outputs[1]])
     assert outputs[0].quantized.isnan().any()
@@ -128,7 +128,7 @@ def test_what_goes_level_by_level():
     weighed.layers[1].commitment_weight = 0.5
     others = [build(case).train() for case in ("kmeans", "implicit", "affine")]
     for stack in [mixed, weighed, *others]:
-        assert not steps_at_once(stack, data(stack).requires_grad_())
+        assert not can_step_at_once(stack, data(stack).requires_grad_())
 
 
 def test_codes_that_hand_their_gradient_on_go_level_by_level():
@@ -136,8 +136,8 @@ def test_codes_that_hand_their_gradient_on_go_level_by_level():
     stack = build("learnable").train()
     stack.quant_grad_frac = 0.5
     x = data(stack)
-    assert not steps_at_once(stack, x)
-    assert steps_at_once(stack, x.clone().requires_grad_())
+    assert not can_step_at_once(stack, x)
+    assert can_step_at_once(stack, x.clone().requires_grad_())
 
 
 def test_a_list_of_another_length_is_an_error():

@@ -194,7 +194,7 @@ def test_in_place_optimizers_with_a_beam_are_refused_in_training_alone(generator
         ema_update=False,
         in_place_codebook_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     )
-    with pytest.raises(ValueError, match="in_place_codebook_optimizer to be off in training"):
+    with pytest.raises(ValueError, match="beam_size to be 1 in training with in_place"):
         rvq(tokens(generator))
     rvq.eval()(tokens(generator))
 
@@ -280,15 +280,20 @@ def test_implicit_beams_compile(options, generator):
 
 
 @pytest.mark.parametrize("of_the_call", [True, False])
-def test_at_temperature_zero_a_beam_takes_no_samples(of_the_call, generator):
+@pytest.mark.parametrize("temperature", [0.0, -1.0])
+@pytest.mark.parametrize("beam", [1, 2])
+@pytest.mark.parametrize("common", [{}, IMPLICIT], ids=["plain", "implicit"])
+def test_at_no_temperature_the_best_codes_are_taken(
+    common, beam, temperature, of_the_call, generator
+):
     x = tokens(generator)
     found = []
     for options in ({}, dict(stochastic_sample_codes=True)):
         torch.manual_seed(0)
         if options and not of_the_call:
-            options |= dict(sample_codebook_temp=0.0)
-        rvq = make(beam_size=2, **options)
-        call = dict(sample_codebook_temp=0.0) if options and of_the_call else {}
+            options |= dict(sample_codebook_temp=temperature)
+        rvq = make(beam_size=beam, **common, **options)
+        call = dict(sample_codebook_temp=temperature) if options and of_the_call else {}
         found.append(rvq(x, **call))
     for plain, sampled in zip(*found, strict=True):
         assert torch.equal(plain, sampled)

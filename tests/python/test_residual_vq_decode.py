@@ -96,7 +96,7 @@ def test_indices_out_of_range_are_refused(index: int) -> None:
 
 
 def test_wrong_number_of_levels_or_groups_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected indices to have 3 levels"):
+    with pytest.raises(ValueError, match="expected indices to be of 3 levels"):
         build().get_codes_from_indices(torch.zeros(2, 5, 2, dtype=torch.long))
     with pytest.raises(ValueError, match="expected indices to be of 2 groups"):
         build("groups").get_output_from_indices(torch.zeros(3, 2, 5, LEVELS, dtype=torch.long))

@@ -110,7 +110,10 @@ def test_opcheck_and_compile(generator, compiler):
 # Token subsets ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("tokens", "fraction", "count"), [(10, 0.5, 5), (5, 0.1, 1), (7, 1.0, 7)])
+@pytest.mark.parametrize(
+    ("tokens", "fraction", "count"),
+    [(10, 0.5, 5), (5, 0.1, 1), (7, 1.0, 7), (900, 0.13, 117), (300, 0.21, 63), (100, 0.29, 28)],
+)
 def test_subset_has_the_size_asked_for(tokens, fraction, count):
     chosen = ops.sample_token_mask(torch.tensor([1, 2]), tokens, fraction)
     assert chosen.dtype == torch.bool and chosen.shape == (tokens,) and chosen.sum() == count

@@ -243,7 +243,7 @@ def test_casts_leave_the_candidates_wide() -> None:
     ("options", "message"),
     [
         (dict(sync_every=0), "VectorQuantize: expected sync_every to be at least 1, but got 0"),
-        (dict(sync_every=2, vqp_compat=True), "not both of vqp_compat and sync_every above 1"),
+        (dict(sync_every=2, vqp_compat=True), "at most one of vqp_compat and sync_every above 1"),
     ],
 )
 def test_options_out_of_range(options: dict[str, Any], message: str) -> None:

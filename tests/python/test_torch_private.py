@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from torchvq import VectorQuantize
 from torchvq._base import torch_private as private
 
-NAMES = [f"{part.module}.{part.name}" for part in private.PARTS]
+NAMES = [f"{part.module}.{part.name}" for part in private.PRIVATE_NAMES]
 
 
 @pytest.fixture
@@ -34,14 +34,14 @@ def group(tmp_path):
 # Each part is there --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", private.PARTS, ids=NAMES)
+@pytest.mark.parametrize("part", private.PRIVATE_NAMES, ids=NAMES)
 def test_part_is_in_this_torch(part):
     assert part.get() is not None
 
 
 def test_every_part_is_listed():
-    named = {part for part in vars(private).values() if isinstance(part, private.Part)}
-    assert named == set(private.PARTS)
+    named = {part for part in vars(private).values() if isinstance(part, private.PrivateName)}
+    assert named == set(private.PRIVATE_NAMES)
 
 
 def test_no_other_module_of_the_package_names_a_private_part_of_torch():
@@ -268,7 +268,7 @@ def another_copy() -> ModuleType:
 
 
 @pytest.mark.filterwarnings("ignore:torchvq. expected torch:RuntimeWarning")
-@pytest.mark.parametrize("part", private.PARTS, ids=NAMES)
+@pytest.mark.parametrize("part", private.PRIVATE_NAMES, ids=NAMES)
 def test_part_that_has_moved_is_named_and_the_module_still_imports(part, monkeypatch):
     *path, last = part.name.split(".")
     owner = importlib.import_module(part.module)
@@ -280,7 +280,7 @@ def test_part_that_has_moved_is_named_and_the_module_still_imports(part, monkeyp
     else:
         monkeypatch.delattr(owner, last)
     moved = another_copy()
-    lost = next(one for one in moved.PARTS if one.name == part.name)
+    lost = next(one for one in moved.PRIVATE_NAMES if one.name == part.name)
     with pytest.raises(NotImplementedError) as caught:
         lost.get()
     assert f"{part.module}.{part.name}" in str(caught.value)

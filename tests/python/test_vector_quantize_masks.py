@@ -36,11 +36,11 @@ def mask_of(module: VectorQuantize) -> Tensor:
 
 
 def features_last(module: VectorQuantize, x: Tensor) -> Tensor:
-    return x.movedim(1, -1) if module._channel_first else x
+    return x.movedim(1, -1) if module._layout.channel_first else x
 
 
 def features_as_in(module: VectorQuantize, x: Tensor) -> Tensor:
-    return x.movedim(-1, 1).contiguous() if module._channel_first else x
+    return x.movedim(-1, 1).contiguous() if module._layout.channel_first else x
 
 
 def with_padding(module: VectorQuantize, x: Tensor, mask: Tensor, value: float) -> Tensor:
@@ -190,7 +190,7 @@ def test_all_masked(case: str, padding: float) -> None:
 def test_zero_tokens(case: str, empty: str) -> None:
     module = build(case)
     shape = list(data(module).shape)
-    axis = 0 if empty == "batch" else (2 if module._channel_first else 1)
+    axis = 0 if empty == "batch" else (2 if module._layout.channel_first else 1)
     shape[axis] = 0
     nothing_happened(module, state(module), torch.zeros(shape))
     assert module.eval()(torch.zeros(shape))[1].numel() == 0

@@ -29,7 +29,7 @@ from vector_quantize_cases import (
 
 import torchvq
 from torchvq import VectorQuantize
-from torchvq._base import transforms
+from torchvq._base import readable
 
 # State that torchvq adds to the reference's (docs/migrating.md).
 ADDED = {"_codebook.cooldown", "_codebook.rng"}
@@ -349,7 +349,7 @@ def test_a_codebook_is_assigned_from_any_tensor(kind: Any, learnable: bool) -> N
     with torch.no_grad():
         given.zero_()  # the assignment copied the codes
     assert torch.equal(module.codebook, codes)
-    with pytest.raises(ValueError, match="VectorQuantize: expected codebook to have shape"):
+    with pytest.raises(ValueError, match="VectorQuantize: expected codebook to be of shape"):
         module.codebook = kind(torch.zeros(1, 1))
 
 
@@ -487,11 +487,11 @@ def test_a_compiled_module_sees_a_reset_flag_once_it_is_read_outside() -> None:
 def test_writes_to_flags_of_gpus_are_not_read_back_among_ranks(
     ranks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transforms, "distributed_training", lambda: ranks)
+    monkeypatch.setattr(readable, "distributed_training", lambda: ranks)
     for device in ("cpu", "meta"):  # meta in place of a GPU
         flag = torch.ones((), dtype=torch.bool, device=device)
-        known = (flag, transforms.version_of(flag))
-        assert transforms.is_known(flag, known)
+        known = (flag, readable.version_of(flag))
+        assert readable.is_known_flag(flag, known)
         flag.fill_(False)
-        assert transforms.is_known(flag, known) == (ranks and device == "meta")
-        assert not transforms.is_known(flag.clone(), known)
+        assert readable.is_known_flag(flag, known) == (ranks and device == "meta")
+        assert not readable.is_known_flag(flag.clone(), known)

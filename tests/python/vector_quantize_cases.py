@@ -117,7 +117,7 @@ def shape_of(module: VectorQuantize, batch: int = BATCH) -> tuple[int, ...]:
 
 def positions_of(module: VectorQuantize, batch: int = BATCH) -> tuple[int, ...]:
     shape = shape_of(module, batch)
-    return shape[:-1] if module._channel_first is False else (shape[0], *shape[2:])
+    return shape[:-1] if module._layout.channel_first is False else (shape[0], *shape[2:])
 
 
 def data(module: VectorQuantize, step: int = 0, batch: int = BATCH) -> Tensor:

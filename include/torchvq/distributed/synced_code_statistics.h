@@ -11,7 +11,7 @@
 
 namespace torchvq::distributed {
 
-/// One entry per codebook; see ops/code_statistics.h for shapes.
+/// One entry per level; see ops/code_statistics.h for shapes.
 struct SyncedStatistics {
   std::vector<at::Tensor> counts;
   std::vector<at::Tensor> sums;
@@ -23,9 +23,6 @@ struct SyncedStatisticsOptions : SyncOptions {
   /// Masks (H, N) or (N,), true for real tokens: none, one for all levels, or one per level.
   /// Default: none.
   std::vector<at::Tensor> mask;
-  /// Codebook of each level, for stacks whose levels share codebooks. Default: level i has codebook
-  /// i.
-  std::vector<int64_t> codebooks;
   /// Replicated tensors that the ranks compare in the same all-reduce, by hash (cluster_size,
   /// cooldown, embed, ...).
   std::vector<at::Tensor> state;
@@ -41,8 +38,8 @@ struct SyncedStatisticsOptions : SyncOptions {
 
 /// code_statistics() of the tokens of all ranks, for all levels of a stack together.
 ///
-/// Formula        counts[c], sums[c]: sum over ranks and over the levels l of codebook c of
-///                code_statistics(x[l], indices[l], exponents[c], mask[l])
+/// Formula        counts[l], sums[l]: sum over ranks of
+///                code_statistics(x[l], indices[l], exponents[l], mask[l])
 /// Communication  one all-reduce of [header | counts 0 | sums 0 | counts 1 | ...], int64. If tokens
 ///                outgrew an exponent on some rank (the header tells all ranks), all ranks take the
 ///                largest exponents and repeat: two more. "float": one all-reduce of float32
@@ -53,7 +50,7 @@ struct SyncedStatisticsOptions : SyncOptions {
 ///
 /// @param x          per level (H, N, D), floating point. N may differ between ranks, and be 0.
 /// @param indices    per level (H, N), int64, -1 for none.
-/// @param exponents  per codebook (H, K), int32, from code_exponents() of replicated state.
+/// @param exponents  per level (H, K), int32, from code_exponents() of replicated state.
 ///
 /// Gradient     none.
 /// Determinism  "exact": the bits of one process with the concatenated batch, on any number of

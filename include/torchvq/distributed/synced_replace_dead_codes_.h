@@ -27,12 +27,10 @@ struct SyncedDeadCodeOptions : SyncOptions {
   /// Masks (H, N) or (N,), true for real tokens: none, one for all levels, or one per level.
   /// Default: none.
   std::vector<at::Tensor> mask = {};
-  /// Codebook of each level. Default: level i has codebook i.
-  std::vector<int64_t> codebooks = {};
   /// Which codes are dead, and how they are replaced; the same for all codebooks.
   ops::DeadCodeOptions dead = {};
-  /// Candidates of all ranks that came with the statistics of this step, from learn_codebooks_();
-  /// each level then has its own codebook. Default: none.
+  /// Candidates of all ranks that came with the statistics of this step, from learn_codebooks_().
+  /// Default: none.
   std::optional<at::Tensor> offered = std::nullopt;
   /// How the candidates were sent: "exact" or "float", see SyncedStatisticsOptions.
   std::string reduction = "exact";

@@ -18,15 +18,13 @@ namespace torchvq::fit {
 /// does not have.
 struct TORCHVQ_API CodebookStack {
   std::vector<std::vector<at::Tensor>> groups;
-  std::string metric = "euclidean";  // "cosine" only for one group of one level: unit vectors
+  std::string metric = "euclidean";  ///< "cosine" only for one group of one level: unit vectors
 
   int64_t dim() const;
   int64_t group_dim() const;
   int64_t levels() const;
   /// Number of codes of a vector: groups times levels.
   int64_t columns() const;
-  /// Number of codes of the largest level.
-  int64_t largest_codebook() const;
   /// The codebook of a column; columns run through the levels of group 0, then of group 1, ...
   const at::Tensor& codebook(int64_t column) const;
   /// Number of paths through the levels of a group, at most `most`: a wider beam has nothing to

@@ -13,8 +13,8 @@
 namespace torchvq::fit {
 
 struct EvaluateCodebookOutput {
-  at::Tensor counts;                      // (K,), int64: vectors per code
-  functional::ReconstructionError error;  // between vectors and their nearest codes
+  at::Tensor counts;                      ///< (K,), int64: vectors per code
+  functional::ReconstructionError error;  ///< between vectors and their nearest codes
 };
 
 /// Assigns all vectors to their nearest codes, and adds up counts and errors. With the cosine

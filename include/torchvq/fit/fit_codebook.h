@@ -13,17 +13,18 @@
 namespace torchvq::fit {
 
 struct FitCodebookOptions {
-  int64_t codebook_size = 0;  // codes, in [1, rows]
-  int64_t iterations = 25;  // most passes over all vectors; fewer when the codebook settles earlier
-  int64_t seed = 0;         // for the sample and the first codebook
-  std::string metric = "euclidean";  // or "cosine": unit vectors, unit codes
+  int64_t codebook_size = 0;  ///< codes, in [1, rows]
+  int64_t iterations =
+      25;            ///< most passes over all vectors; fewer when the codebook settles earlier
+  int64_t seed = 0;  ///< for the sample and the first codebook
+  std::string metric = "euclidean";  ///< or "cosine": unit vectors, unit codes
 };
 
 struct FitCodebookOutput {
-  at::Tensor codebook;                // (K, D), float32
-  EvaluateCodebookOutput evaluation;  // of this codebook, on all vectors
-  int64_t iterations = 0;             // passes made
-  bool converged = false;             // the last pass moved no code
+  at::Tensor codebook;                ///< (K, D), float32
+  EvaluateCodebookOutput evaluation;  ///< of this codebook, on all vectors
+  int64_t iterations = 0;             ///< passes made
+  bool converged = false;             ///< the last pass moved no code
 };
 
 /// Reports progress: pass 0 draws the sample, passes 1 to iterations update the codebook, pass

@@ -13,15 +13,15 @@
 namespace torchvq::fit {
 
 struct FitScalarOptions {
-  std::string method = "fsq";   // or "lfq"
-  std::vector<int64_t> levels;  // as ScalarCodec
+  std::string method = "fsq";   ///< or "lfq"
+  std::vector<int64_t> levels;  ///< as ScalarCodec
   int64_t num_codebooks = 1;
-  int64_t seed = 0;  // for the sample, and for lfq for the first rotation
+  int64_t seed = 0;  ///< for the sample, and for lfq for the first rotation
 };
 
 struct FitScalarOutput {
   ScalarCodec codec;
-  EvaluateScalarOutput evaluation;  // on all vectors
+  Evaluation evaluation;  ///< on all vectors
 };
 
 /// Fits the linear maps around a scalar quantizer in closed form, on a sample of up to 65536

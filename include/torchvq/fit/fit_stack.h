@@ -16,14 +16,14 @@
 namespace torchvq::fit {
 
 struct FitStackOptions {
-  FitCodebookOptions level;  // of every level; the metric is euclidean unless there is one level
-  int64_t levels = 1;        // per group
-  int64_t groups = 1;        // parts that the features are split into; divides the dimension
-  int64_t beam = 1;          // paths of the search that measures the result
+  FitCodebookOptions level;  ///< of every level; the metric is euclidean unless there is one level
+  int64_t levels = 1;        ///< per group
+  int64_t groups = 1;        ///< parts that the features are split into; divides the dimension
+  int64_t beam = 1;          ///< paths of the search that measures the result
   /// At most this many joint refits of the levels of each group (refine_codebooks.h), which search
   /// with a beam of kRefineBeam, or `beam` if that is wider. 0: none.
   int64_t refine = 0;
-  double refine_noise = 0;  // RefineCodebooksOptions::noise
+  double refine_noise = 0;  ///< RefineCodebooksOptions::noise
   /// Bytes for the residuals of the vectors. Residuals that do not fit are recomputed in every
   /// pass, which is slower and gives the same result.
   int64_t memory = int64_t{1} << 30;
@@ -33,13 +33,13 @@ constexpr int64_t kRefineBeam = 5;
 
 struct FitStackOutput {
   CodebookStack stack;
-  std::vector<at::Tensor> counts;  // per column (K,), int64: vectors per code in the fit
-  EvaluateStackOutput evaluation;  // with `beam`, on all vectors
-  int64_t iterations = 0;          // passes made, over all codebooks
-  bool converged = true;           // the last pass over each codebook moved no code
-  int64_t refits = 0;              // refits of the group that took most
-  double mse_before_refits = 0;    // with the beam of the refits, like the next
-  double mse_after_refits = 0;     // never above mse_before_refits
+  std::vector<at::Tensor> counts;  ///< per column (K,), int64: vectors per code in the fit
+  Evaluation evaluation;           ///< with `beam`, on all vectors
+  int64_t iterations = 0;          ///< passes made, over all codebooks
+  bool converged = true;           ///< the last pass over each codebook moved no code
+  int64_t refits = 0;              ///< refits of the group that took most
+  double mse_before_refits = 0;    ///< with the beam of the refits, like the next
+  double mse_after_refits = 0;     ///< never above mse_before_refits
 };
 
 /// Like FitProgress, with the number of the codebook: 0 to groups * levels - 1, then one more for

@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <torchvq/export.h>
-#include <torchvq/functional/reconstruction_error.h>
+#include <torchvq/fit/evaluation.h>
 #include <torchvq/functional/vector_blocks.h>
 
 #include <cstdint>
@@ -16,13 +16,13 @@ namespace torchvq::fit {
 
 /// `weight x + bias`; without a weight, the identity.
 struct Projection {
-  at::Tensor weight;  // (out, in), float32, or undefined
-  at::Tensor bias;    // (out,), float32, or undefined
+  at::Tensor weight;  ///< (out, in), float32, or undefined
+  at::Tensor bias;    ///< (out,), float32, or undefined
 };
 
 struct ProjectedLevel {
   Projection in;
-  at::Tensor codebook;  // (K, d), float32
+  at::Tensor codebook;  ///< (K, d), float32
   Projection out;
 };
 
@@ -36,9 +36,9 @@ struct ProjectedStack {
 /// Stacks that quantize the same vector; their outputs are added up.
 struct TORCHVQ_API ProjectedCodec {
   std::vector<ProjectedStack> stacks;
-  std::string metric =
-      "euclidean";  // "cosine": codes are compared as unit vectors, but decoded unscaled
-  int64_t dim = 0;  // features of a vector
+  /// "cosine": codes are compared as unit vectors, but decoded unscaled.
+  std::string metric = "euclidean";
+  int64_t dim = 0;  ///< features of a vector
 
   /// Number of codes of a vector: the levels of stack 0, then those of stack 1, ...
   int64_t columns() const;
@@ -71,13 +71,8 @@ TORCHVQ_API at::Tensor encode_projected(const at::Tensor& x, const ProjectedCode
 ///            check_projected_codec().
 TORCHVQ_API at::Tensor decode_projected(const at::Tensor& codes, const ProjectedCodec& codec);
 
-struct EvaluateProjectedOutput {
-  std::vector<at::Tensor> counts;  // per column (K,), int64: vectors per code
-  functional::ReconstructionError error;
-};
-
-/// Encodes and decodes all vectors, and adds up counts and errors.
-TORCHVQ_API EvaluateProjectedOutput
+/// Encodes and decodes all vectors, and adds up counts and errors, over all processes of the shard.
+TORCHVQ_API Evaluation
 evaluate_projected(const functional::VectorBlocks& vectors, const ProjectedCodec& codec,
                    const std::function<void(int64_t rows)>& progress = nullptr);
 

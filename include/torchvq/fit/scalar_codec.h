@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <torchvq/export.h>
-#include <torchvq/functional/reconstruction_error.h>
+#include <torchvq/fit/evaluation.h>
 #include <torchvq/functional/vector_blocks.h>
 
 #include <cstdint>
@@ -17,10 +17,10 @@ namespace torchvq::fit {
 /// The state of torchvq.FSQ(levels, dim, num_codebooks) and torchvq.LFQ(dim, codebook_size,
 /// num_codebooks) in evaluation.
 struct TORCHVQ_API ScalarCodec {
-  std::string method = "fsq";   // "fsq": rounded features; "lfq": their signs
-  std::vector<int64_t> levels;  // of the features of one codebook; all 2 for lfq
-  int64_t num_codebooks = 1;    // codes of a vector
-  int64_t dim = 0;              // features of a vector
+  std::string method = "fsq";   ///< "fsq": rounded features; "lfq": their signs
+  std::vector<int64_t> levels;  ///< of the features of one codebook; all 2 for lfq
+  int64_t num_codebooks = 1;    ///< codes of a vector
+  int64_t dim = 0;              ///< features of a vector
   /// (F, D), (F,), (D, F), (D,) float32, F = num_codebooks * levels.size(). Undefined for fsq with
   /// F = D, which has no projections.
   at::Tensor in_weight, in_bias, out_weight, out_bias;
@@ -58,18 +58,12 @@ TORCHVQ_API at::Tensor encode_scalar(const at::Tensor& x, const ScalarCodec& cod
 ///            check_scalar_codec().
 TORCHVQ_API at::Tensor decode_scalar(const at::Tensor& codes, const ScalarCodec& codec);
 
-struct EvaluateScalarOutput {
-  /// Per codebook (K,), int64: vectors per code. Empty if K is above kMostCounted.
-  std::vector<at::Tensor> counts;
-  functional::ReconstructionError error;
-};
-
 /// The largest codebook whose codes are counted.
 constexpr int64_t kMostCounted = int64_t{1} << 24;
 
-/// Encodes and decodes all vectors, and adds up counts and errors.
-TORCHVQ_API EvaluateScalarOutput
-evaluate_scalar(const functional::VectorBlocks& vectors, const ScalarCodec& codec,
-                const std::function<void(int64_t rows)>& progress = nullptr);
+/// Encodes and decodes all vectors, and adds up counts and errors, over all processes of the shard.
+TORCHVQ_API Evaluation evaluate_scalar(const functional::VectorBlocks& vectors,
+                                       const ScalarCodec& codec,
+                                       const std::function<void(int64_t rows)>& progress = nullptr);
 
 }  // namespace torchvq::fit

@@ -85,10 +85,6 @@ TORCHVQ_API at::Tensor update_affine_(at::Tensor mean, at::Tensor variance,
 TORCHVQ_API at::Tensor averages_of_codes(const at::Tensor& embed, const at::Tensor& cluster_size,
                                          double eps);
 
-/// (H, 1) bool: whether a head has a row of x (H, T, D) that is finite and not masked.
-TORCHVQ_API at::Tensor has_tokens(const at::Tensor& x,
-                                  const std::optional<at::Tensor>& mask = std::nullopt);
-
 /// Adds the statistics (counts, sums, exponents) of two micro-batches, see ops/code_statistics.h:
 /// the bits of one batch, unless data outgrew an exponent in only one of them; then up to the
 /// rounding of the larger exponent.

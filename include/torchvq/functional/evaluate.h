@@ -36,7 +36,8 @@ struct EvaluateOutput {
 /// @param mask      (B, N), bool, true for real tokens.
 ///
 /// Gradient     to the codebook, by the codes chosen; none to x except where it fills masked
-/// tokens. Ties, empty  as quantize().
+///              tokens.
+/// Ties, empty  as quantize().
 /// Throws       as quantize() and the functions of layout.h.
 TORCHVQ_API EvaluateOutput evaluate(const at::Tensor& x, const at::Tensor& codebook,
                                     const at::Tensor& rng,

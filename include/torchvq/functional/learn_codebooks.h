@@ -97,7 +97,7 @@ TORCHVQ_API void learn_from_statistics_(const std::vector<CodebookState>& states
                                         const LearnCodebooksOptions& options,
                                         const std::optional<at::Tensor>& weight = std::nullopt);
 
-/// Both in sequence: all changes of a training step.
+/// collect_statistics(), then learn_from_statistics_(): the whole training step of the codebooks.
 ///
 /// @return  tokens of this step per code (H, K), of all ranks, for each of `tokens`; none if the
 ///          step does not learn. With sync_every above 1 these are ones, because the counts are

@@ -15,7 +15,7 @@ namespace torchvq::functional {
 struct QuantizeOptions {
   /// Distance: "euclidean" or "cosine". Default: "euclidean".
   TORCH_ARG(std::string, metric) = "euclidean";
-  /// Gradient of the output, see estimators.h: "straight_through", "rotation_trick",
+  /// Gradient of the output, see estimate.h: "straight_through", "rotation_trick",
   /// "directional_reparam", "gumbel", or "none" (the output is the code, with gradient only to the
   /// codebook). Default: "straight_through".
   TORCH_ARG(std::string, estimator) = "straight_through";

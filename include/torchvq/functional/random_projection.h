@@ -21,7 +21,8 @@ namespace torchvq::functional {
 /// @return             (*, C * E), float32 (float64 for float64 x) under any autocast.
 ///
 /// Gradient     to both.
-/// Non-finite   a row of x with a NaN or infinity gives NaN, and does not affect others.
+/// Non-finite   a row of x with a NaN or infinity gives NaN, without norm also infinities, and does
+///              not affect others.
 /// Throws       c10::ValueError for bad shapes, c10::TypeError for bad dtypes.
 TORCHVQ_API at::Tensor random_projection(const at::Tensor& x, const at::Tensor& projections,
                                          bool norm = true);

@@ -18,9 +18,8 @@
 
 namespace torchvq::functional {
 
-/// The inputs of a forward apart from the tokens. Where several levels share one codebook, `states`
-/// and
-/// `step_counts` hold one entry and one for each level.
+/// The inputs of a forward apart from the tokens. If all levels share one codebook, `states` has one
+/// entry; `step_counts` always has one per level.
 struct ResidualQuantizeArguments {
   std::vector<at::Tensor> codebooks;  ///< (H, K, D) of each level that may be in use
   std::vector<CodebookState> states;  ///< of all levels, a shared one once
@@ -86,22 +85,10 @@ struct ResidualQuantizeStep {
 /// Exact        Levels without an estimator of their own, without sampling and without a beam are searched by
 ///              residual_encode(), which finds the codes of nearest_code() level by level.
 /// Gradient     One estimator between tokens and sum of codes. The losses' gradient to the tokens is divided
-///              by the gain that one estimator per level has, sum (1 - handed_on)^n (balanced()).
+///              by the gain that one estimator per level has, sum (1 - handed_on)^n.
 TORCHVQ_API ResidualQuantizeStep residual_quantize_(const at::Tensor& tokens,
                                                     const ResidualQuantizeArguments& arguments,
                                                     const ResidualQuantizeOptions& options,
                                                     const std::vector<at::Tensor>& totals = {});
-
-/// The inputs of a stack with one estimator, for the losses of its levels.
-///
-/// The losses of all levels add up in the encoder, where the output's gradient arrives once. With one estimator per
-/// level, as in the reference, it arrives sum(handed_on^n) times, so once per level where a level hands on all of its
-/// gradient, and users weigh the losses for that balance. So the gradient of the losses is divided by it.
-///
-/// @param inputs  (H, T, D).
-/// @param levels  levels in use, if `depth` is not given.
-/// @param depth   (), int64: levels in use, if only the device knows.
-TORCHVQ_API at::Tensor balanced(const at::Tensor& inputs, int64_t levels, double handed_on = 1,
-                                const std::optional<at::Tensor>& depth = std::nullopt);
 
 }  // namespace torchvq::functional

@@ -10,13 +10,13 @@ namespace torchvq::functional {
 
 struct CodebookUsage {
   int64_t codebook_size = 0;
-  int64_t used_codes = 0;  // codes with at least one token
-  double usage = 0;        // used_codes / codebook_size
-  double entropy_bits =
-      0;  // of the codes' frequencies: what an ideal entropy coder would spend on a token
-  double perplexity =
-      0;  // 2 ^ entropy_bits: the number of equally likely codes that would be as varied
-  double bits_per_vector = 0;  // log2(codebook_size): what a token costs without entropy coding
+  int64_t used_codes = 0;  ///< codes with at least one token
+  double usage = 0;        ///< used_codes / codebook_size
+  /// Of the codes' frequencies: what an ideal entropy coder would spend on a token.
+  double entropy_bits = 0;
+  /// 2 ^ entropy_bits: the number of equally likely codes that would be as varied.
+  double perplexity = 0;
+  double bits_per_vector = 0;  ///< log2(codebook_size): what a token costs without entropy coding
 };
 
 /// Measures how tokens spread over codes.

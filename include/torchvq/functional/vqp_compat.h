@@ -43,8 +43,8 @@ TORCHVQ_API at::Tensor vqp_masked_commitment(const at::Tensor& tokens, const at:
 /// @param latents    (C, T, D).
 /// @param sharpness  log-odds of a bit are this times the latent, as for ops::sign_entropy().
 /// @param mask       (C, T), bool: tokens that count. Default: all.
-/// @param masked     whether padding was named: the second entropy is then the first, as if no
-///                   average were taken.
+/// @param masked     whether the caller gave a mask: the reference then takes no average, so that
+///                   the second entropy equals the first.
 /// @return           that of the tokens and that of their average, scalars; 0 without tokens.
 TORCHVQ_API std::pair<at::Tensor, at::Tensor> vqp_sign_entropy(
     const at::Tensor& latents, double sharpness, const std::optional<at::Tensor>& mask,

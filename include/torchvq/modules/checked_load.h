@@ -12,8 +12,8 @@ namespace detail {
 
 /// Throws c10::ValueError, before anything is loaded, if the archive lacks a tensor or a child of
 /// the module, or a tensor has another shape or dtype than that of the module or of its children:
-/// libtorch replaces tensors of any shape, and reads the bytes of another dtype as if they were of
-/// the own one.
+/// libtorch replaces tensors of any shape, and reads the bytes of another dtype as if they had
+/// the module's dtype.
 TORCHVQ_API void check_archive(const torch::nn::Module& module,
                                torch::serialize::InputArchive& archive);
 

@@ -109,7 +109,7 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
   /// Whether earlier steps have left statistics for the next one.
   bool has_pending() const { return pending_.has_value(); }
   /// Clears the count of replaced codes, in a new tensor, so that copies of the module keep theirs.
-  void begin_step();
+  void reset_replaced();
   /// Mean and variance of the data and of the codes, with affine_param.
   std::vector<torch::Tensor> affine_state() const;
   /// Tokens in the space of the raw codes, in which the averages are computed; no gradient.

@@ -103,7 +103,7 @@ class TORCHVQ_API FSQImpl : public KeptBuffers<FSQImpl> {
   int64_t codebook_size() const;
   /// Features of the input.
   int64_t dim() const { return options.dim().value_or(effective_codebook_dim()); }
-  bool keeps_num_codebooks_dim() const {
+  bool keeps_codebook_axis() const {
     return options.keep_num_codebooks_dim().value_or(options.num_codebooks() > 1);
   }
   /// Name of the bound of the levels, see ops/scalar_quantize.h.

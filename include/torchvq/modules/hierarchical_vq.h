@@ -95,7 +95,8 @@ class TORCHVQ_API HierarchicalVQImpl : public CheckedLoad<HierarchicalVQImpl> {
   ///
   /// Gradient     straight-through at each scale: of the output and of the loss to x and to the
   ///              convolutions. In evaluation only to the convolutions.
-  /// Empty        no positions, or all masked: loss 0, nothing updated.
+  /// Empty        no positions, or all masked: loss 0 (but for the orthogonal loss, which depends on
+  ///              the codes alone), nothing updated.
   /// Non-finite   a token with NaN or infinity gives NaN and index 0, and does not reach the
   ///              codebook.
   /// Distributed  as VectorQuantize, one update from the tokens of all scales and ranks.

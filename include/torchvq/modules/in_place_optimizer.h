@@ -22,6 +22,9 @@ class TORCHVQ_API InPlaceOptimizer {
   bool has_in_place_optimizer() const;
   /// Whether training steps it: not if all its parameters are frozen.
   bool learns_in_place() const;
+  /// Its class and its rate at construction, which a scheduler does not change, and whether it has
+  /// loaded state; "none" without one. Ranks must agree in these.
+  std::string in_place_optimizer_text() const;
   /// Steps the optimizer, then clears its gradients; does nothing without an optimizer.
   virtual void update_in_place_optimizer();
   /// The state of the optimizer, such as "0.exp_avg"; state_dict() includes it.

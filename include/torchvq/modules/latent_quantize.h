@@ -79,7 +79,7 @@ class TORCHVQ_API LatentQuantizeImpl : public CheckedLoad<LatentQuantizeImpl>,
   /// The values of each feature.
   std::vector<torch::Tensor> values() const;
   int64_t codebook_size() const;
-  bool keeps_codebooks() const;
+  bool keeps_codebook_axis() const;
 
   LatentQuantizeOptions options;
   torch::nn::Linear project_in{nullptr};  ///< empty without projection, like the next

@@ -106,7 +106,7 @@ class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
   /// Features of the input.
   int64_t dim() const { return options.dim().value_or(bits_ * options.num_codebooks()); }
   bool has_projections() const;
-  bool keeps_num_codebooks_dim() const {
+  bool keeps_codebook_axis() const {
     return options.keep_num_codebooks_dim().value_or(options.num_codebooks() > 1);
   }
   /// The magnitude of each feature of a code.

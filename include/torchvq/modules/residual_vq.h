@@ -69,7 +69,8 @@ class TORCHVQ_API ResidualVQImpl : public CheckedLoad<ResidualVQImpl>, public In
   ///              the number of levels in use (with quant_grad_frac f by the sum of (1 - f)^n),
   ///              which is the gain of the reference, so that the balance of both is that of the
   ///              reference.
-  /// Empty        no tokens, or all masked: loss 0, nothing updated.
+  /// Empty        no tokens, or all masked: loss 0 (but for the orthogonal loss, which depends on
+  ///              the codes alone), nothing updated.
   /// Non-finite   a token with NaN or infinity gives NaN and index 0, and does not reach the
   ///              codebooks.
   /// Distributed  in training the ranks of vq().process_group() learn together: one all-reduce for

@@ -160,7 +160,7 @@ class Sequential : public torch::nn::ModuleHolder<SequentialImpl<Modules...>> {
       : torch::nn::ModuleHolder<SequentialImpl<Modules...>>(
             std::make_shared<SequentialImpl<Modules...>>(std::move(modules)...)) {}
 
-  /// forward. That of the base knows none that is a template.
+  /// Calls forward(); ModuleHolder's operator() cannot call a forward that is a template.
   template <typename... Call>
   auto operator()(Call&&... call) {
     return (*this)->forward(std::forward<Call>(call)...);

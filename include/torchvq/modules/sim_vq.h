@@ -13,6 +13,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <torchvq/export.h>
+#include <torchvq/functional/quantize.h>
 #include <torchvq/modules/kept_buffers.h>
 #include <torchvq/options/sim_vq.h>
 
@@ -82,26 +83,21 @@ class TORCHVQ_API SimVQImpl : public KeptBuffers<SimVQImpl> {
   /// Throws c10::IndexError for an index outside [-1, K).
   torch::Tensor indices_to_codes(const torch::Tensor& indices);
 
-  /// The result of a search.
-  struct SearchResult {
-    torch::Tensor quantized;  ///< (1, T, D), the codes' values with the estimator's gradient
-    torch::Tensor indices;    ///< (1, T); -1 where masked
-    torch::Tensor codes;      ///< (1, T, D), with gradient to the transform
-    torch::Tensor inputs;     ///< (1, T, D), float32 or float64
-  };
-  /// The search, for forward and for stacks.
+  /// The search, for forward and for stacks: tensors (1, T, D), codes with gradient to the transform.
   ///
   /// @param tokens     (1, T, D).
   /// @param mask       (1, T), bool.
   /// @param estimator  see functional/quantize.h.
   /// @param chosen     (1, T): indices that are already chosen; there is no search then.
-  SearchResult choose(const torch::Tensor& tokens, const std::optional<torch::Tensor>& mask,
-                      const std::string& estimator,
-                      const std::optional<torch::Tensor>& chosen = std::nullopt);
+  functional::QuantizeOutput choose(const torch::Tensor& tokens,
+                                    const std::optional<torch::Tensor>& mask,
+                                    const std::string& estimator,
+                                    const std::optional<torch::Tensor>& chosen = std::nullopt);
   /// The codes (1, K, D) for tokens of this dtype.
   torch::Tensor codes_for(at::ScalarType dtype);
   /// The loss of the result of a search.
-  torch::Tensor loss_of(const SearchResult& result, const std::optional<torch::Tensor>& mask) const;
+  torch::Tensor loss_of(const functional::QuantizeOutput& result,
+                        const std::optional<torch::Tensor>& mask) const;
   /// The name of the gradient of the output, see functional/quantize.h.
   std::string estimator() const;
   /// The group of ranks that train together, in training; else "".

@@ -78,7 +78,8 @@ class TORCHVQ_API VectorQuantizeImpl : public CheckedLoad<VectorQuantizeImpl>,
   ///                 channel-first (B, dim, *, k).
   ///
   /// Gradient     as the estimator states: rotation trick by default.
-  /// Empty        no tokens, or all masked: loss 0, nothing updated.
+  /// Empty        no tokens, or all masked: loss 0 (but for the orthogonal loss, which depends on
+  ///              the codes alone), nothing updated.
   /// Non-finite   a token with NaN or infinity gives NaN and index 0, and does not reach the
   ///              codebook.
   /// Distributed  in training the ranks of process_group() learn together: one all-reduce, see
@@ -116,8 +117,9 @@ class TORCHVQ_API VectorQuantizeImpl : public CheckedLoad<VectorQuantizeImpl>,
   /// Replaces dead codes by tokens of x (B, N, heads * D), which are already projected; does
   /// nothing without a threshold, or in evaluation.
   void expire_codes_(const torch::Tensor& x);
-  /// The values of options whose default depends on other options.
-  const ResolvedVectorQuantizeOptions& resolved() const { return resolved_; }
+  /// The values of options whose default depends on other options; one that is set after
+  /// construction takes effect, but the codes stay what they are, a parameter or none.
+  ResolvedVectorQuantizeOptions resolved() const;
   bool has_commitment_loss() const;
   /// Modules that belong to this one but are registered by another, by the name they have here.
   std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> borrowed_modules() const;
@@ -139,7 +141,6 @@ class TORCHVQ_API VectorQuantizeImpl : public CheckedLoad<VectorQuantizeImpl>,
   void check_topk(std::optional<int64_t> topk) const;
   void check_arguments(const torch::Tensor& x, const VectorQuantizeForwardOptions& call) const;
   torch::Tensor project(const torch::Tensor& tokens);
-  torch::Tensor project_back(const torch::Tensor& codes);
   torch::Tensor restore(const torch::Tensor& codes, const torch::Tensor& packed,
                         const torch::Tensor& x, const std::optional<torch::Tensor>& mask);
   torch::Tensor decode(const torch::Tensor& indices);

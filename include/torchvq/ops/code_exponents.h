@@ -11,8 +11,8 @@ namespace torchvq::ops {
 ///
 /// Formula      own[k] = smallest e with max|codebook[h, k]| <= 2^e;
 ///              e[h, k] = max(own[k], floor(mean of own over the codes of head h))
-///              a zero or non-finite code is left out of the mean and takes it as its own (0 if no
-///              code is left)
+///              a zero or non-finite code is left out of the mean, and its own[k] is that mean (0
+///              if no code is left)
 ///
 /// @param codebook  (H, K, D), floating point, any strides. K >= 1, D >= 1.
 /// @return          (H, K), int32, within [-960, 990].

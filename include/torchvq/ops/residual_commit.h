@@ -30,7 +30,8 @@ struct ResidualCommitOutput {
 /// @param mask       (H, T), bool; True marks a real token. Padding has residuals and codes, but no
 ///                   part in the losses, and may hold anything. Default: all real.
 /// @param estimator  gradient of quantized to x: "straight_through", "rotation_trick", or "none".
-/// @param gain       divides the gradient of the losses to x; see functional::balanced(). Above 0.
+/// @param gain       divides the gradient of the losses to x: 1, or as many estimators as the one of the stack
+///                   replaces. Above 0.
 /// @return           quantized, losses and residuals, in the dtype of x; float32 for half precision.
 ///                   Each tensor has its own memory.
 ///

@@ -80,7 +80,7 @@ struct TORCHVQ_API VectorQuantizeOptions {
   // Gradient of the output ------------------------------------------------------------------------
 
   /// Rotate and scale the gradient from code to latent (arXiv:2410.06424), with a bounded gain;
-  /// otherwise it is copied. Default: true, but false with directional_reparam.
+  /// otherwise it is copied. Default: true, but false with directional_reparam and with dim 1.
   TORCH_ARG(std::optional<bool>, rotation_trick);
   /// With route_gradients_to_input(false): gradient through the softmax over the codes
   /// (arXiv:1611.01144). Default: false.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchvq._base.affine_map import AFFINE_FLAGS, AFFINE_STATE
 from torchvq._base.kept_statistics import is_stored
-from torchvq._base.random_state import fresh_rng
+from torchvq._base.random_state import restarted
 from torchvq._base.wide_buffers import WideBuffers
 
 ADDED_STATE = ("rng", "cooldown", *AFFINE_STATE, *AFFINE_FLAGS)
@@ -52,10 +52,7 @@ class AddedState(WideBuffers):
 def _default_of(name: str, buffer: Tensor, device: torch.device) -> Tensor:
     """The default value of a buffer that a checkpoint lacks."""
     if name == "rng":
-        # Keep a seed that was drawn at construction; on the meta device none could be, so draw it now.
-        fresh = fresh_rng() if buffer.is_meta else buffer
-        fresh[1] = 0
-        return fresh.to(device)
+        return restarted(buffer).to(device)
     if name in AFFINE_FLAGS:
         return torch.tensor(True, device=device)
     fill = 1 if name.endswith("variance") else 0

@@ -60,7 +60,7 @@ class AffineMap(nn.Module):
             x.detach(),
             mask=mask,
             decay=self.affine_param_batch_decay,
-            **ranks.named(),
+            **ranks.options(),
         )
         # A step without tokens changes nothing, not even the statistics of the codes, hence the mask.
         _ops.update_affine_(

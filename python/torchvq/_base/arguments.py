@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def integer(owner: str, name: str, value: SupportsIndex) -> int:
-    """An integer of any type as Python's; TypeError for what is none, ValueError beyond 64 bits."""
+    """An integer of any type as Python's; TypeError for anything else, ValueError beyond 64 bits."""
     try:
         whole = index(value)
     except TypeError as error:
@@ -18,7 +18,7 @@ def integer(owner: str, name: str, value: SupportsIndex) -> int:
 
 
 def number(owner: str, name: str, value: SupportsFloat) -> float:
-    """A number of any type as Python's; TypeError for what is none."""
+    """A number of any type as Python's; TypeError for anything else."""
     if not hasattr(value, "__float__"):
         raise TypeError(f"{owner}: expected {name} to be a number, but got {value!r}")
     return float(value)
@@ -28,3 +28,10 @@ def expect_tensor(owner: str, name: str, value: object) -> None:
     """Raises TypeError unless a value is a tensor."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{owner}: expected {name} to be a tensor, but got {type(value).__name__}")
+
+
+def expect_floating(owner: str, name: str, value: object) -> None:
+    """Raises TypeError unless a value is a floating-point tensor."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{owner}: expected {name} to be a floating-point tensor, but got {got}")

@@ -28,8 +28,8 @@ def is_checkpointed() -> bool:
             # Compiled code would search, and learn, once more in the recomputation. torch.compile runs the forward
             # uncompiled when it meets this error, unless it is told not to (fullgraph=True).
             raise RuntimeError(
-                "torchvq: expected a quantizer in training to be outside of torch.utils.checkpoint in compiled code; "
-                "leave it out of the region, or compile without fullgraph"
+                "torchvq: expected a quantizer in training to be outside of torch.utils.checkpoint in compiled code, "
+                "but got one inside; leave it out of the region, or compile without fullgraph"
             )
         _refuse_recomputed_graphs()
         return False

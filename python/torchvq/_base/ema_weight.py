@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base.options import expect
-from torchvq._base.transforms import reads_at_once
+from torchvq._base.readable import is_readable
 
 _ops = torch.ops.torchvq
 
@@ -26,7 +26,7 @@ def check_weight(weight: EmaWeight, cluster_size: Tensor, functions: bool) -> No
     condition = f"of a shape that broadcasts to {list(cluster_size.shape)} (H, K)"
     got = f"shape {list(given.shape)}"
     expect("VectorQuantize", fits, "ema_update_weight", condition, got)
-    if reads_at_once(given):
+    if is_readable(given):
         finite = bool(given.isfinite().all())
         expect("VectorQuantize", finite, "ema_update_weight", "finite", "NaN or infinity")
 

@@ -1,23 +1,27 @@
 """The order of batch, positions, features and heads in the inputs and outputs of a quantizer."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchvq._base.arguments import expect_tensor
+from torchvq._base.arguments import expect_floating, expect_tensor
 from torchvq._base.integers import as_int64
 from torchvq._base.torch_private import is_jit_traced
 
 _ops = torch.ops.torchvq
 
 
-def check_bool(owner: str, mask: Tensor) -> None:
-    """Raises TypeError unless a mask is a tensor of bool."""
+def check_mask(owner: str, mask: Tensor, shape: tuple[int, ...] | None = None) -> None:
+    """Raises TypeError unless a mask is a tensor of bool, ValueError unless it has the shape, if one is given."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"{owner}: expected mask to be bool, but got {got}")
+    if shape is not None and mask.shape != shape:
+        raise ValueError(
+            f"{owner}: expected mask to be of shape {list(shape)}, but got {list(mask.shape)}"
+        )
 
 
 class Layout(NamedTuple):
@@ -27,25 +31,21 @@ class Layout(NamedTuple):
     """
 
     dim: int
-    heads: int
-    separate: bool  # one codebook per head
     channel_first: bool
-    map_rank: int | None  # of the input, for options that need an image or a volume
-    owner: str = "VectorQuantize"  # the class that error messages name
+    owner: str  # the class that error messages name
+    heads: int = 1
+    separate: bool = False  # one codebook per head
+    map_rank: int | None = None  # of the input, for options that need an image or a volume
 
     def check_input(self, x: Tensor) -> None:
         """Raises TypeError or ValueError for an input of another dtype or shape."""
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(
-                f"{self.owner}: expected x to be a floating-point tensor, but got {got}"
-            )
+        expect_floating(self.owner, "x", x)
         if x.dim() < 2 or (self.map_rank is not None and x.dim() not in (2, self.map_rank)):
             layout = {None: "(B, *, dim)", 4: "(B, dim, H, W)", 5: "(B, dim, T, H, W)"}[
                 self.map_rank
             ]
             raise ValueError(
-                f"{self.owner}: expected x to have shape {layout}, but got shape {list(x.shape)}"
+                f"{self.owner}: expected x to be of shape {layout}, but got shape {list(x.shape)}"
             )
         features = x.shape[1 if self.channel_first else -1]
         if features != self.dim:
@@ -60,7 +60,8 @@ class Layout(NamedTuple):
     def token_mask(self, x: Tensor, mask: Tensor | None, lens: Tensor | None) -> Tensor | None:
         """(B, N) bool, True for real tokens."""
         if mask is not None and lens is not None:
-            raise ValueError(f"{self.owner}: expected mask or lens to be given, but got both")
+            got = type(lens).__name__
+            raise ValueError(f"{self.owner}: expected lens to be None with a mask, but got {got}")
         positions = self.positions(x)
         if lens is not None:
             expect_tensor(self.owner, "lens", lens)
@@ -72,12 +73,7 @@ class Layout(NamedTuple):
             return _ops.lens_to_mask(lens, positions[0])
         if mask is None:
             return None
-        check_bool(self.owner, mask)
-        if mask.shape != (x.shape[0], *positions):
-            raise ValueError(
-                f"{self.owner}: expected mask to have shape {[x.shape[0], *positions]}, "
-                f"but got {list(mask.shape)}"
-            )
+        check_mask(self.owner, mask, (x.shape[0], *positions))
         return mask.unsqueeze(1) if not positions else mask.flatten(1)
 
     def mask_of_items(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
@@ -85,7 +81,7 @@ class Layout(NamedTuple):
         positions = self.positions(x)
         if mask is None:
             return None
-        check_bool(self.owner, mask)
+        check_mask(self.owner, mask)
         if positions and mask.shape == x.shape[:1]:
             mask = mask.reshape(-1, *[1] * len(positions)).expand(-1, *positions)
         # Not `positions.numel()`, by which compilers fix all sizes.
@@ -93,11 +89,12 @@ class Layout(NamedTuple):
             mask = mask.reshape(x.shape[0], *positions)
         return self.token_mask(x, mask, None)
 
-    def pack(self, x: Tensor) -> Tensor:
-        """x to (B, N, dim)."""
-        if x.dim() == 3 and not self.channel_first:
-            return x  # as the operator does, whose call takes 4 us
-        return _ops.pack_tokens(x, self.channel_first)
+    def pack(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x to (B, N, dim). Padding becomes zeros: it may hold anything, NaN included, and must reach no gradient."""
+        # Already in order: the call of an operator takes 4 us.
+        plain = x.dim() == 3 and not self.channel_first
+        tokens = x if plain else _ops.pack_tokens(x, self.channel_first)
+        return tokens if mask is None else _ops.fill_masked(tokens, mask)
 
     def unpack(self, tokens: Tensor, x: Tensor) -> Tensor:
         """(B, N, dim), or (B, N, k, dim), to the layout of x."""
@@ -150,12 +147,8 @@ class Layout(NamedTuple):
 
     def split_tokens(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """x as tokens (B, N, dim) with mask (B, N), and both as a search takes them, (H, T, D) and (H, T)."""
-        tokens = self.pack(x)
-        if mask is None:
-            return tokens, self.split_heads(tokens), None
-        # Padding may hold anything, including NaN; zeros keep it out of every gradient.
-        tokens = _ops.fill_masked(tokens, mask)
-        return tokens, self.split_heads(tokens), self.split_mask(mask)
+        tokens = self.pack(x, mask)
+        return tokens, self.split_heads(tokens), None if mask is None else self.split_mask(mask)
 
     def unpack_positions(self, values: Tensor, x: Tensor) -> Tensor:
         """Values per token (B, N, ...) in the layout of x: (B, *, ...)."""
@@ -164,8 +157,8 @@ class Layout(NamedTuple):
         return _ops.unpack_positions(values, x, self.channel_first)
 
     def place_features(self, values: Tensor) -> Tensor:
-        """Moves the features from the last axis to their axis in this layout."""
-        return values.movedim(-1, 1) if self.channel_first else values
+        """Moves the features from the last axis to their axis in this layout; a single vector stays as it is."""
+        return values.movedim(-1, 1) if self.channel_first and values.dim() > 1 else values
 
     def split_visible(self, x: Tensor) -> Tensor:
         """(B, N, heads * D) to (heads, B, N, D) for separate codebooks, (1, B * heads, N, D) for a shared one."""
@@ -175,3 +168,10 @@ class Layout(NamedTuple):
         if self.separate:
             return split.movedim(2, 0)
         return split.transpose(1, 2).flatten(0, 1).unsqueeze(0)
+
+
+def layout_by_options(module: Any, heads: int, separate: bool, owner: str) -> Layout:
+    """The layout that ``channel_last``, ``accept_image_fmap`` and ``accept_3d_fmap`` of a module ask for."""
+    image, volume = module.accept_image_fmap, module.accept_3d_fmap
+    first = image or volume or not module.channel_last
+    return Layout(module.dim, first, owner, heads, separate, 5 if volume else 4 if image else None)

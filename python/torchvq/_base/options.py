@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from math import inf, isfinite
+from math import inf
 from operator import index
 from typing import Any
 
@@ -45,10 +45,24 @@ def expect(owner: str, holds: bool, name: str, condition: str, value: object) ->
         raise ValueError(f"{owner}: expected {name} to be {condition}, but got {value}")
 
 
+def take_out(
+    owner: str, options: dict[str, Any], own: Mapping[str, str], **defaults: object
+) -> None:
+    """Removes the options that a class sets itself, given with what to do instead; ValueError for one that is set.
+
+    One that has its default is not set: None, or False unless ``defaults`` say another value.
+    """
+    for name, instead in own.items():
+        given = options.pop(name, None)
+        unset = given in (None, defaults.get(name, False))
+        expect(owner, unset, name, f"left out ({instead})", given)
+
+
 def expect_temperature(owner: str, name: str, value: float, least: float = -inf) -> None:
     """Raises ValueError for a temperature below ``least``, NaN or infinity."""
     condition = "finite" if least == -inf else f"finite and at least {least:g}"
-    expect(owner, isfinite(value) and value >= least, name, condition, value)
+    # Comparisons, because compilers cannot trace `isfinite` of a symbolic number.
+    expect(owner, -inf < value < inf and value >= least, name, condition, value)
 
 
 def _flat(options: Mapping[str, Any]) -> tuple[list[str], list[str]]:

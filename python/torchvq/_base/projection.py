@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from torchvq._base.layout import Layout
 from torchvq._base.torch_private import is_observed_itself
+from torchvq._base.wide_buffers import widened
 
 _ops = torch.ops.torchvq
 
@@ -32,6 +34,14 @@ def project(projection: nn.Module, tokens: Tensor) -> Tensor:
     return tokens
 
 
+def projected_tokens(
+    x: Tensor, mask: Tensor | None, layout: Layout, project_in: nn.Module
+) -> Tensor:
+    """The input of a quantizer as projected tokens (B, N, D), float32 or float64."""
+    # Residual and sum of a stack stay in float32 between levels, even for half-precision inputs.
+    return widened(project(project_in, layout.pack(x, mask)))
+
+
 def projects_nothing(*projections: nn.Module) -> bool:
     """Whether projections can be skipped: identities without hooks."""
     for projection in projections:
@@ -58,7 +68,7 @@ def autocast_is_on(device: str) -> bool:
     return device != "meta" and torch.is_autocast_enabled(device)
 
 
-def weight_of(layer: nn.Module) -> Tensor | None:
+def _weight_of(layer: nn.Module) -> Tensor | None:
     """The first floating-point parameter of a layer."""
     # That of a linear layer, without a walk over its modules, which takes as long as to apply it to a token.
     weight = layer._parameters.get("weight")
@@ -67,14 +77,17 @@ def weight_of(layer: nn.Module) -> Tensor | None:
     return next((own for own in layer.parameters() if own.is_floating_point()), None)
 
 
-def is_wide(layer: nn.Module) -> bool:
-    """Whether a layer has a float64 parameter."""
-    own = layer._parameters.values() if layer._parameters else layer.parameters()
-    return any(tensor is not None and tensor.dtype == torch.float64 for tensor in own)
+def decoding_dtype(*projections: nn.Module) -> torch.dtype:
+    """float64 if a projection has a float64 parameter, else float32."""
+    for layer in projections:
+        own = layer._parameters.values() if layer._parameters else layer.parameters()
+        if any(tensor is not None and tensor.dtype == torch.float64 for tensor in own):
+            return torch.float64
+    return torch.float32
 
 
 def _for_weight(layer: nn.Module, x: Tensor, autocast_knows: bool) -> Tensor:
-    weight = weight_of(layer)
+    weight = _weight_of(layer)
     if weight is None or weight.dtype == x.dtype:
         return x
     # Autocast casts neither float64 inputs nor float64 weights.

@@ -25,6 +25,13 @@ def fresh_rng() -> Tensor:
     return rng if device.type == "meta" else rng.to(device)
 
 
+def restarted(rng: Tensor) -> Tensor:
+    """The generator at step 0; the seed drawn at construction stays, one that the meta device lost is drawn anew."""
+    rng = fresh_rng() if rng.is_meta else rng
+    rng[1] = 0
+    return rng
+
+
 def rng_beside(x: Tensor, rng: Tensor) -> Tensor:
     """The generator for draws beside x: a constructor on "meta" leaves it on the CPU, where it keeps its seed, but
     operators take tensors of one device, and on "meta" no values of it.
@@ -45,7 +52,7 @@ class DrawsBesideState:
         return rng_beside(state["cluster_size"], state["rng"])
 
 
-class Step:
+class StepRecord:
     """Record of a checkpointed forward for its recomputation: its generator, and the totals over ranks."""
 
     def __init__(self, rng: Tensor | None) -> None:
@@ -66,8 +73,8 @@ class RandomState(ConstantBuffers):
     """
 
     rng: Tensor
-    _records: StepRecords[Step]
-    _step: Step | None
+    _records: StepRecords[StepRecord]
+    _step: StepRecord | None
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +89,7 @@ class RandomState(ConstantBuffers):
         self._buffers.pop("rng", None)
 
     @contextmanager
-    def step_of(self, *, draws: bool = True) -> Iterator[Any]:
+    def drawing(self, *, draws: bool = True) -> Iterator[Any]:
         """The generator of one training forward, or None; advanced at the end of a step that draws.
 
         The recomputation of a checkpointed forward gets the same generator again and does not advance it.
@@ -103,17 +110,17 @@ class RandomState(ConstantBuffers):
         if rng is not None and draws:
             _ops.advance_rng_(rng)
 
-    def _step_for(self, rng: Tensor | None) -> Step | None:
+    def _step_for(self, rng: Tensor | None) -> StepRecord | None:
         """The record that this forward writes, or that it reads as a recomputation; None without checkpointing."""
         found = self._records.take()
         if found is not None:
             found.replayed = True
             return found
-        step = Step(rng)
+        step = StepRecord(rng)
         return step if self._records.keep(step) else None
 
     @property
-    def recorded_step(self) -> Step | None:
+    def step_record(self) -> StepRecord | None:
         """The record of the running forward, if it is checkpointed."""
         return self._step
 
@@ -124,10 +131,7 @@ class RandomState(ConstantBuffers):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
         if prefix + "rng" in missing and "rng" in self._buffers:
             missing.remove(prefix + "rng")
-            # Keep a seed that was drawn at construction; on the meta device none could be, so draw it now.
-            rng = fresh_rng() if self.rng.is_meta else self.rng
-            rng[1] = 0
-            self._buffers["rng"] = rng
+            self._buffers["rng"] = restarted(self.rng)
         self.widen()
 
     def complete_load(self, lacking: AbstractSet[str]) -> None:

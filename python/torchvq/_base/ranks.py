@@ -30,7 +30,7 @@ class Ranks(NamedTuple):
         """Whether this process learns by itself. A group of one rank counts as a group, but never communicates."""
         return not self.group
 
-    def named(self) -> dict[str, str]:
+    def options(self) -> dict[str, str]:
         """The arguments of operators that communicate."""
         return {"group_name": self.group, "label": self.label}
 
@@ -38,20 +38,20 @@ class Ranks(NamedTuple):
 ALONE = Ranks()
 
 
-def ranks_of(vq: "VectorQuantize", owner: str = "VectorQuantize") -> Ranks:
+def ranks_of(quantizer: "VectorQuantize | LFQ | SimVQ", owner: str) -> Ranks:
     """The ranks of one forward, asked at each call: the group may not exist at construction. Alone in evaluation."""
-    group = group_of(vq) if vq.training else ""
+    group = group_of(quantizer) if quantizer.training else ""
     if not group:
         return ALONE
-    label = f"{owner}(dim={vq.dim}, codebook_size={vq.codebook_size})"
-    return Ranks(group, label, vq.reduction)
+    label = f"{owner}(dim={quantizer.dim}, codebook_size={quantizer.codebook_size})"
+    return Ranks(group, label, getattr(quantizer, "reduction", "exact"))
 
 
-def group_of(vq: "VectorQuantize | LFQ | SimVQ") -> str:
+def group_of(quantizer: "VectorQuantize | LFQ | SimVQ") -> str:
     """The name of the group of ranks that share a quantizer, in training; empty where it belongs to this process."""
-    if vq.sync_codebook is False or not distributed_training():
+    if quantizer.sync_codebook is False or not distributed_training():
         return ""
-    return default_group() if vq.process_group is None else vq.process_group
+    return default_group() if quantizer.process_group is None else quantizer.process_group
 
 
 def distributed_training() -> bool:
@@ -67,14 +67,14 @@ def default_group() -> str:
     return world.group_name
 
 
-def group_name(process_group: object) -> str | None:
+def group_name(owner: str, process_group: object) -> str | None:
     """The name under which operators find a group. Process group objects can be neither copied nor saved."""
     if process_group is None or isinstance(process_group, str):
         return process_group
     name = getattr(process_group, "group_name", None)
     if not isinstance(name, str):
         raise ValueError(
-            "VectorQuantize: expected process_group to be a group that this rank belongs to, its name or None, "
+            f"{owner}: expected process_group to be a group that this rank belongs to, its name or None, "
             f"but got {process_group}"
         )
     return name
@@ -111,17 +111,19 @@ def handshake(codebooks: Sequence["Codebook"], ranks: Ranks, call: str, affine: 
     Args:
         codebooks: of the quantizer, or of all levels of a stack.
         ranks: the ranks that learn together.
-        call: what the call has to have in common with those of other ranks besides the options of the codebooks, as
-            text. Each text has a handshake.
+        call: the kind of call, as text: what ranks must have in common besides the options of the codebooks. Each kind
+            has a handshake of its own.
         affine: whether ranks share the statistics of the affine map, if there is one.
     """
     if ranks.alone or codebooks[0].replaying:
         return
     state = [
-        tensor.detach() for codebook in codebooks for tensor in codebook.replicas(affine).values()
+        tensor.detach()
+        for codebook in codebooks
+        for tensor in codebook.replicated_state(affine).values()
     ]
     signature = f"{call}, reduction {ranks.reduction}, {joined_signature(codebooks)}"
-    _ops.handshake_(state, handle=codebooks[0].handle, signature=signature, **ranks.named())
+    _ops.handshake_(state, handle=codebooks[0].handle, signature=signature, **ranks.options())
 
 
 def noise_rng(rng: Tensor, ranks: Ranks) -> Tensor:
@@ -132,11 +134,9 @@ def noise_rng(rng: Tensor, ranks: Ranks) -> Tensor:
     return torch.stack([rng[0] + _rank_in(ranks.group) * 1099511627689, rng[1]])
 
 
-def everybody() -> Ranks:
-    """All ranks, for modules that learn nothing but draw noise; ``ALONE`` without a group."""
-    if not dist.is_available() or not dist.is_initialized():
-        return ALONE
-    return Ranks(default_group())
+def everybody(label: str = "VectorQuantize") -> Ranks:
+    """All ranks, for modules that share no codebook; ``ALONE`` without a group."""
+    return Ranks(default_group(), label) if distributed_training() else ALONE
 
 
 @constant_in_graphs

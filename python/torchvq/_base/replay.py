@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from torchvq._base import checkpointing as _checkpointing
 from torchvq._base.options import keep_values
+from torchvq._base.readable import version_of
 from torchvq._base.torch_private import Recomputation, checkpointed_regions
-from torchvq._base.transforms import version_of
 
 if TYPE_CHECKING:
     from torchvq.codebook import Codebook
@@ -30,7 +30,7 @@ class Replay:
         self.initialised = initialised  # when the step began
         self.buffers: dict[str, Tensor | None] = {}
         self.embed: Tensor | None = None
-        # Codes that are a parameter, if averages moved them in the step, after each update of the step.
+        # If averages move codes that are a parameter: the codes after each update of the step.
         self.settled: list[Tensor] = []
         self.totals: list[Tensor] = []
         # Codes of each search, if the step moves codes between searches.
@@ -168,7 +168,7 @@ class Replayed:
         keep_values(cast("Codebook", self), _replays=records, _recording=None, _replay=None)
 
     @contextmanager
-    def step_of(self) -> Iterator[None]:
+    def recorded_step(self) -> Iterator[None]:
         """Runs a training forward so that its recomputations in backward see, and leave, the right state.
 
         The first run of a checkpointed region records the state it starts from; each other run works on that
@@ -219,8 +219,8 @@ class Replayed:
             self._recording.searched.append(self.embed.detach().clone())
 
     def settled_embed(self) -> Tensor:
-        """The codes after an update, of which losses are taken; in a recomputation those that it left in the step, with
-        the gradient of the parameter.
+        """The codes after the update, from which losses are computed. A recomputation gets the recorded ones, with the
+        gradient to the present parameter.
         """
         replay = self._replay
         if replay is None or (replay.embed is None and not replay.settled):

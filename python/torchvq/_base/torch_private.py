@@ -22,7 +22,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _jit: Any = torch.jit  # has no types
 
 
-class Part(NamedTuple):
+class PrivateName(NamedTuple):
     """A private name of torch, and what does not work if torch lacks it."""
 
     module: str
@@ -51,99 +51,99 @@ class Part(NamedTuple):
             return instead
 
 
-RESOLVE_GROUP = Part(
+RESOLVE_GROUP = PrivateName(
     "torch._C._distributed_c10d",
     "_resolve_process_group",
     "noise that differs from rank to rank cannot be drawn",
 )
-REGISTER_NAMEDTUPLE = Part(
+REGISTER_NAMEDTUPLE = PrivateName(
     "torch.utils._pytree",
     "_register_namedtuple",
     "exported programs that return torchvq's named tuples cannot be saved",
 )
-IS_BATCHED = Part(
+IS_BATCHED = PrivateName(
     "torch._C._functorch", "is_batchedtensor", "torch.vmap of modules that train does not work"
 )
-IS_WRAPPED = Part(
+IS_WRAPPED = PrivateName(
     "torch._C._functorch",
     "is_functorch_wrapped_tensor",
     "torch.vmap of modules that train does not work",
 )
-UNWRAPPED = Part(
+UNWRAPPED = PrivateName(
     "torch._C._functorch", "get_unwrapped", "torch.vmap of modules that train does not work"
 )
-GRAPH_TASK = Part(
+GRAPH_TASK = PrivateName(
     "torch._C",
     "_current_graph_task_id",
     "quantizers inside torch.utils.checkpoint learn from each step twice",
 )
-SAVED_TENSOR_HOOKS = Part(
+SAVED_TENSOR_HOOKS = PrivateName(
     "torch._C._autograd",
     "_top_saved_tensors_default_hooks",
     "quantizers inside torch.utils.checkpoint learn from each step twice",
 )
-CHECKPOINT_FORWARD = Part(
+CHECKPOINT_FORWARD = PrivateName(
     "torch.utils.checkpoint",
     "CheckpointFunction.forward.__code__",
     "quantizers inside torch.utils.checkpoint(use_reentrant=True) cannot train",
 )
-TRACED_CHECKPOINT = Part(
+TRACED_CHECKPOINT = PrivateName(
     "torch._dynamo.variables.higher_order_ops",
     "CheckpointHigherOrderVariable",
     "quantizers inside torch.utils.checkpoint inside torch.compile get wrong gradients",
 )
-FRAME_CALLBACK = Part(
+FRAME_CALLBACK = PrivateName(
     "torch._C._dynamo.eval_frame",
     "get_eval_frame_callback",
     "graphs that torch.compile is told to recompute are not refused, and get wrong gradients",
 )
-CHECKPOINT_BACKWARD = Part(
+CHECKPOINT_BACKWARD = PrivateName(
     "torch.utils.checkpoint",
     "CheckpointFunction.backward.__code__",
     "quantizers inside torch.utils.checkpoint(use_reentrant=True) cannot train",
 )
-CHECKPOINT_HOOKS = Part(
+CHECKPOINT_HOOKS = PrivateName(
     "torch.utils.checkpoint",
     "_checkpoint_hook",
     "quantizers inside torch.utils.checkpoint cannot train",
 )
-KEEPS_GRAPH = Part(
+KEEPS_GRAPH = PrivateName(
     "torch._C._autograd",
     "_get_current_graph_task_keep_graph",
     "records of torch.utils.checkpoint(use_reentrant=True) stay until its results are deleted",
 )
-BACKWARD_ENGINE = Part(
+BACKWARD_ENGINE = PrivateName(
     "torch.autograd",
     "Variable._execution_engine",
     "steps with overlap_sync cannot end with backward",
 )
-FSDP_STATES = Part(
+FSDP_STATES = PrivateName(
     "torch.distributed._composable_state",
     "_module_state_mapping",
     "codebooks that fully_shard shards cannot learn",
 )
-FSDP_STATE = Part(
+FSDP_STATE = PrivateName(
     "torch.distributed.fsdp._fully_shard._fsdp_state",
     "FSDPState",
     "codebooks that fully_shard shards cannot learn",
 )
-PLACE_OF_SHARD = Part(
+PLACE_OF_SHARD = PrivateName(
     "torch.distributed.tensor._utils",
     "compute_local_shape_and_global_offset",
     "codebooks that fully_shard shards cannot learn",
 )
-FORWARD_HOOKS = Part(
+FORWARD_HOOKS = PrivateName(
     "torch.nn.modules.module",
     "_global_forward_hooks",
     "adapted quantizers of DAC call their levels one by one",
 )
-FORWARD_PRE_HOOKS = Part(
+FORWARD_PRE_HOOKS = PrivateName(
     "torch.nn.modules.module",
     "_global_forward_pre_hooks",
     "adapted quantizers of DAC call their levels one by one",
 )
 
-PARTS = (
+PRIVATE_NAMES = (
     RESOLVE_GROUP,
     REGISTER_NAMEDTUPLE,
     IS_BATCHED,
@@ -202,6 +202,11 @@ def outside_graphs(reason: str) -> Callable[[_Function], _Function]:
     return decorate
 
 
+def is_jit_traced() -> bool:
+    """Whether torch.jit.trace records the running code."""
+    return bool(_jit.is_tracing())
+
+
 # Named tuples ------------------------------------------------------------------------------------------------------
 
 
@@ -222,7 +227,7 @@ def is_mapped(tensor: Tensor) -> bool:
     """Whether the tensor stands for slices that may differ."""
     if _is_batched(tensor) or torch.compiler.is_compiling():
         return _is_batched(tensor)
-    # Inside of torch.func.grad every tensor has a layer more.
+    # Inside torch.func.grad every tensor is wrapped once more.
     return _is_wrapped(tensor) and is_mapped(UNWRAPPED.get()(tensor))
 
 
@@ -315,7 +320,7 @@ def is_beside_graphs() -> bool:
 
 @constant_in_graphs
 def recomputes_in_graphs() -> bool:
-    """Whether torch.compile is told to compute more in backward once more than it does of itself."""
+    """Whether torch.compile is configured to recompute more in backward than by default."""
     config = importlib.import_module("torch._functorch.config")
     return config.activation_memory_budget < 1 or config.aggressive_recomputation
 
@@ -385,11 +390,6 @@ def is_observed(*modules: nn.Module) -> bool:
     except NotImplementedError:
         return True
     return everywhere or any(map(is_observed_itself, modules))
-
-
-def is_jit_traced() -> bool:
-    """Whether torch.jit.trace records the running code."""
-    return bool(_jit.is_tracing())
 
 
 def is_observed_itself(module: nn.Module) -> bool:

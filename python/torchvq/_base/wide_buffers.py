@@ -24,6 +24,11 @@ def wide_dtype() -> torch.dtype:
     return torch.float32 if default in HALF else default
 
 
+def widened(x: Tensor) -> Tensor:
+    """At least float32: half precision as float32, others as they are."""
+    return x.float() if x.dtype in HALF else x
+
+
 @contextmanager
 def wide_default() -> Iterator[None]:
     """Context for operators and user functions that make such state in the default dtype."""

@@ -8,11 +8,11 @@ from torch import Tensor
 from torchvq._base.layout import Layout
 from torchvq._base.projection import project, projects_nothing
 from torchvq._base.ranks import ALONE, ranks_of
-from torchvq._base.wide_buffers import HALF
+from torchvq._base.wide_buffers import widened
 from torchvq._codebook.messages import agree, agree_to_learn
 from torchvq._codebook.request import Request
 from torchvq._codebook.search import prepare, stored_codes
-from torchvq._codebook.step import Step, step
+from torchvq._codebook.step import ForwardResult, step
 from torchvq.outputs import LossBreakdown, QuantizeOutput, QuantizeOutputWithBreakdown
 
 if TYPE_CHECKING:
@@ -22,7 +22,11 @@ _ops = torch.ops.torchvq
 
 
 def evaluate_at_once(
-    vq: "VectorQuantize", x: Tensor, mask: Tensor | None, return_loss_breakdown: bool
+    vq: "VectorQuantize",
+    x: Tensor,
+    mask: Tensor | None,
+    layout: Layout,
+    return_loss_breakdown: bool,
 ) -> QuantizeOutput | QuantizeOutputWithBreakdown:
     """The plain evaluation as one operator: on few tokens the calls around the search cost more than the search."""
     codebook = vq._codebook
@@ -35,7 +39,7 @@ def evaluate_at_once(
         metric=codebook.metric,
         heads=vq.heads,
         separate=vq.separate_codebook_per_head,
-        channel_first=vq._channel_first,
+        channel_first=layout.channel_first,
         zeros_for_masked=vq.return_zeros_for_masked_padding,
     )
     if return_loss_breakdown:
@@ -45,7 +49,9 @@ def evaluate_at_once(
     return QuantizeOutput(quantized, indices, loss)
 
 
-def projected_step(vq: "VectorQuantize", x: Tensor, request: Request, layout: Layout) -> Step:
+def projected_step(
+    vq: "VectorQuantize", x: Tensor, request: Request, layout: Layout
+) -> ForwardResult:
     """A step with the projections around it, if there are any."""
     if projects_nothing(vq.project_in, vq.project_out):
         agree(vq, request, x.dtype)
@@ -53,9 +59,8 @@ def projected_step(vq: "VectorQuantize", x: Tensor, request: Request, layout: La
     packed = layout.pack(x)
     # Padding may hold anything, including NaN; zeros keep it out of every gradient.
     tokens = packed if request.mask is None else _ops.fill_masked(packed, request.mask)
-    projected = project(vq.project_in, tokens)
-    if projected.dtype in HALF:
-        projected = projected.float()  # so that project_out gets the codes unrounded
+    # Widened, so that project_out gets the codes unrounded.
+    projected = widened(project(vq.project_in, tokens))
     agree(vq, request, projected.dtype)
     found = step(vq, projected, tokens, request, layout._replace(channel_first=False))
     output = project(vq.project_out, found.quantized).to(x.dtype)
@@ -68,7 +73,7 @@ def projected_step(vq: "VectorQuantize", x: Tensor, request: Request, layout: La
         commitment = layout.unpack_positions(breakdown.commitment, x)
         breakdown = LossBreakdown(commitment, *breakdown[1:])
     indices = layout.unpack_positions(found.indices, x)
-    return Step(layout.unpack(output, x), indices, loss, breakdown)
+    return ForwardResult(layout.unpack(output, x), indices, loss, breakdown)
 
 
 def learn_from_indices(
@@ -81,7 +86,7 @@ def learn_from_indices(
     head_mask = None if token_mask is None else layout.split_mask(token_mask)
     with torch.no_grad():
         inputs = _metric_space(vq, layout.split_heads(project(vq.project_in, layout.pack(x))))
-        ranks = ranks_of(vq)
+        ranks = ranks_of(vq, "VectorQuantize")
         agree_to_learn(vq, ranks, inputs.dtype)
         vq._codebook.learn(
             inputs, layout.split_indices(indices), head_mask, ema_update=True, ranks=ranks
@@ -95,7 +100,7 @@ def replace_codes_now(vq: "VectorQuantize", x: Tensor) -> None:
         return
     with torch.no_grad():
         inputs = _metric_space(vq, vq._layout.split_heads(x))
-        codebook.expire_codes(inputs, ranks_of(vq))
+        codebook.expire_codes(inputs, ranks_of(vq, "VectorQuantize"))
         _ops.advance_rng_(codebook.rng)
 
 

@@ -51,7 +51,7 @@ class StepInFlight:
     ) -> None:
         """Sends the message; ``tokens`` as for ``learn_together``."""
         first = codebooks[0]
-        options = first.collecting(ranks) | first.learning(ema_update, weight)
+        options = first.statistics_options(ranks) | first.learning_options(ema_update, weight)
         if len(codebooks) > 1:
             options["signature"] = joined_signature(codebooks)
         thresholds = ("threshold", "threshold_fraction", "reset_cluster_size")

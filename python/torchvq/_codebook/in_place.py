@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from torchvq._base.ranks import Ranks
+from torchvq._base.readable import is_readable_after_wait
 from torchvq._base.sharded import keep_in_shards
-from torchvq._base.transforms import has_values, is_mapped
+from torchvq._base.torch_private import is_mapped
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -87,10 +88,12 @@ def average_gradients(
         parameters = [parameter for parameter in before if parameter.grad is not None]
         # The mean of ones over the tokens of all ranks is 1, or 0 if there is none.
         gradients = [*(parameter.grad for parameter in parameters), torch.ones_like(anywhere)]
-        *averages, anywhere = _ops.average_gradients(gradients, tokens, mask=mask, **ranks.named())
+        *averages, anywhere = _ops.average_gradients(
+            gradients, tokens, mask=mask, **ranks.options()
+        )
         for parameter, average in zip(parameters, averages, strict=True):
             parameter.grad = average
-    learns = certain or not has_values(anywhere) or bool(anywhere)
+    learns = certain or not is_readable_after_wait(anywhere) or bool(anywhere)
     if not learns:
         for parameter, gradient in before.items():
             parameter.grad = gradient
@@ -131,15 +134,23 @@ def _check_saved(vq: "VectorQuantize", projected: Tensor, mask: Tensor | None) -
 
 
 def optimizer_text(owner: "LatentQuantize | ResidualVQ | VectorQuantize") -> str:
-    """The optimizer in which all ranks must agree: its class and learning rate, and whether its state was loaded.
+    """The optimizer in which all ranks must agree: its class and options, and whether its state was loaded.
 
-    Ranks do not exchange that state, so those that load a checkpoint and those that do not would drift apart.
+    Ranks do not exchange that state, so those that load a checkpoint and those that do not would drift apart. The
+    options are those of construction: ranks make a handshake for each text, so for each rate of a scheduler.
     """
     optimizer = owner.in_place_codebook_optimizer
     if optimizer is None:
         return "none"
     loaded = " with loaded state" if owner.in_place_state_loaded else ""
-    return f"{type(optimizer).__name__} of rate {optimizer.defaults.get('lr')}{loaded}"
+    options = optimizer.defaults
+    others = [
+        f"{name} {value}"
+        for name, value in options.items()
+        if name != "lr" and isinstance(value, bool | int | float | tuple)
+    ]
+    rate = f"{type(optimizer).__name__} of rate {options.get('lr')}"
+    return ", ".join([f"{rate}{loaded}", *others])
 
 
 # The optimizer's state in the module's checkpoint --------------------------------------------------------------
@@ -150,8 +161,8 @@ _OF_ITS_SHAPE = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "
 
 
 class OptimizerInCheckpoint:
-    """Lets torch.distributed.checkpoint find the keys of the optimizer's state, each of which it looks up as a path of
-    attributes, in which the optimizer itself has no numbered ones.
+    """Lets torch.distributed.checkpoint resolve the keys of the optimizer's state
+    (``in_place_codebook_optimizer.0.exp_avg``) as paths of attributes, which an optimizer does not have.
     """
 
     in_place_codebook_optimizer: "Optimizer | None"

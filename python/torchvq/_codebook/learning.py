@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base.ranks import Ranks, joined_signature
-from torchvq._base.transforms import has_values
+from torchvq._base.readable import is_readable_after_wait
 from torchvq._codebook.losses import SearchedTokens
 from torchvq._codebook.stats import draws_frozen
 from torchvq.codebook import Codebook
@@ -39,7 +39,7 @@ class StepTokens(NamedTuple):
             torch.cat(masks, 1) if masks else None,
         )
 
-    def none_of(self, trains: bool = True) -> "StepTokens":
+    def without_tokens(self, *, trains: bool = True) -> "StepTokens":
         """The same with no tokens."""
         mask = None if self.mask is None else self.mask[:, :0]
         return StepTokens(self.inputs[:, :0], self.indices[:, :0], mask, trains)
@@ -93,53 +93,56 @@ def learn_together(
     """
     first = codebooks[0]
     if first.keeps_statistics and not all(part.trains for part in tokens):
-        return _learn_trained(codebooks, tokens, ranks)
+        return _learn_training_only(codebooks, tokens, ranks)
     if not learn_alike(codebooks) or not in_step(codebooks):
-        return _learn_apart(codebooks, tokens, ranks)
+        return _learn_one_by_one(codebooks, tokens, ranks)
     if not first.learns(first.ema_update):
         return [None] * len(tokens)
-    arguments = first.collecting(ranks) | first.learning(first.ema_update)
+    arguments = first.statistics_options(ranks) | first.learning_options(first.ema_update)
     if not ranks.alone:
         arguments["signature"] = joined_signature(codebooks)
     *lists, mask = step_lists(codebooks, tokens)
     counts: list[Tensor] = _ops.learn_codebooks_(*lists, mask=mask, statistics=[], **arguments)
     for codebook in codebooks[: len(tokens)]:
         codebook.keep_in_shards()
-    return [own if part.trains else None for own, part in zip(counts, tokens, strict=True)]
+    return [found if part.trains else None for found, part in zip(counts, tokens, strict=True)]
 
 
 def learn_alike(codebooks: Sequence[Codebook]) -> bool:
     """Whether codebooks have the options of the first, so that one call serves all."""
-    rules = codebooks[0].rules
-    return all(codebook.rules == rules for codebook in codebooks[1:])
+    rules = codebooks[0].learning_rules
+    return all(codebook.learning_rules == rules for codebook in codebooks[1:])
 
 
 def in_step(codebooks: Sequence[Codebook]) -> bool:
-    """Whether codebooks that keep statistics have kept as many steps: those of a level that was frozen for a while have
-    not, and learn in other steps. Compiled code, which cannot read the numbers, takes it that they have."""
+    """Whether codebooks have kept equally many steps. A level that was frozen for a while has kept fewer, and learns in
+    other steps. Compiled code cannot read the numbers and assumes that they are equal."""
     if not codebooks[0].keeps_statistics or len(codebooks) == 1 or torch.compiler.is_compiling():
         return True
     kept = torch.stack([codebook.kept_on(codebook.cooldown.device)[0] for codebook in codebooks])
-    return not has_values(kept) or len({tuple(steps) for steps in kept[:, :2].tolist()}) == 1
+    return (
+        not is_readable_after_wait(kept)
+        or len({tuple(steps) for steps in kept[:, :2].tolist()}) == 1
+    )
 
 
-def _learn_apart(
+def _learn_one_by_one(
     codebooks: Sequence[Codebook], tokens: Sequence[StepTokens], ranks: Ranks
 ) -> list[Tensor | None]:
     """The same where the options of some levels were changed: an exchange for each codebook."""
-    absent = [tokens[0].none_of()] * (len(codebooks) - len(tokens))
+    absent = [tokens[0].without_tokens()] * (len(codebooks) - len(tokens))
     parts = zip(codebooks, [*tokens, *absent], strict=True)
-    counts = [learn_together([own], [part], ranks)[0] for own, part in parts]
+    counts = [learn_together([codebook], [part], ranks)[0] for codebook, part in parts]
     return counts[: len(tokens)]
 
 
-def _learn_trained(
+def _learn_training_only(
     codebooks: Sequence[Codebook], tokens: Sequence[StepTokens], ranks: Ranks
 ) -> list[Tensor | None]:
-    """The same without the codebooks that do not train: a step without tokens would be one of those that are kept."""
-    own = [codebook for codebook, part in zip(codebooks, tokens, strict=True) if part.trains]
+    """The same without the codebooks that do not train: a step without tokens would count as kept."""
+    training = [codebook for codebook, part in zip(codebooks, tokens, strict=True) if part.trains]
     parts = [part for part in tokens if part.trains]
-    counts = iter(learn_together(own, parts, ranks) if own else [])
+    counts = iter(learn_together(training, parts, ranks) if training else [])
     return [next(counts) if part.trains else None for part in tokens]
 
 
@@ -153,12 +156,12 @@ def step_of_levels(
     parts = [StepTokens.by([part]) for part in searched]
     # Levels that do not learn keep their place in the message.
     tokens = [
-        part if learns else part.none_of(False)
+        part if learns else part.without_tokens(trains=False)
         for part, learns in zip(parts, trained, strict=False)
     ]
     if levels[0]._codebook.keeps_statistics:
         # A step counts also for levels that were dropped.
-        tokens += [parts[0].none_of(learns) for learns in trained[len(parts) :]]
+        tokens += [parts[0].without_tokens(trains=learns) for learns in trained[len(parts) :]]
     return [vq._codebook for vq in levels], tokens
 
 
@@ -168,7 +171,7 @@ def joined_stacks(stacks: Sequence[StackStep]) -> StackStep:
     tokens: list[StepTokens] = []
     for own, used in stacks:
         # Codebooks that are not in use keep their place in the message.
-        tokens += [*used, *[used[0].none_of()] * (len(own) - len(used))]
+        tokens += [*used, *[used[0].without_tokens()] * (len(own) - len(used))]
     return codebooks, tokens
 
 

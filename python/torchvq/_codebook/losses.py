@@ -64,15 +64,19 @@ def search_losses(
     vq: "VectorQuantize",
     searched: SearchedTokens,
     request: Request,
-    options: dict[str, Any],
     totals: Tensor | None = None,
+    *,
+    commitment_weight: float | None = None,
 ) -> Terms:
     """Commitment and diversity loss, for the codes that were searched.
 
     Args:
-        options: ``loss_options``.
         totals: sums of all ranks for the diversity loss; see ``shared_totals``.
+        commitment_weight: instead of the module's own.
     """
+    options = loss_options(vq, request)
+    if commitment_weight is not None:
+        options["commitment_weight"] = commitment_weight
     if vq.vqp_compat:
         options |= dict(
             tokens=searched.tokens,
@@ -119,7 +123,7 @@ def shared_totals(
         masks=[part.mask for part in searched if part.mask is not None],
         temperature=first.codebook_diversity_temperature,
         metric=codebook.metric,
-        **ranks.named(),
+        **ranks.options(),
     )
     codebook.record_totals(totals)
     return list(totals)

@@ -48,7 +48,7 @@ def agree_to_learn(vq: "VectorQuantize", ranks: Ranks, dtype: torch.dtype) -> No
 
 
 def agree_in_stack(
-    first: "VectorQuantize",
+    levels: Sequence["VectorQuantize"],
     codebooks: Sequence["Codebook"],
     ranks: Ranks,
     stack: str,
@@ -60,7 +60,7 @@ def agree_in_stack(
     """The handshake of a forward of a stack; there are ranks.
 
     Args:
-        first: its first level, whose options all levels have.
+        levels: all levels. What a call sends depends on the options of the first.
         codebooks: of all levels.
         ranks: the ranks that learn together.
         stack: the stack's own options in which all ranks must agree, as text.
@@ -68,9 +68,13 @@ def agree_in_stack(
         dtype: of the projected tokens.
         depth: the levels in use, if the caller's seed decides that and not the state that ranks share.
     """
+    first = levels[0]
     begins = not all(codebook.begins_initialised for codebook in codebooks)
     sent = _messages(first, frozen=frozen, begins=begins, ema_update=first.ema_update)
     call = _call(first, sent, frozen, begins, dtype)
+    resting = [n for n, vq in enumerate(levels) if not (vq.training and vq._codebook.training)]
+    if resting:
+        call = f"levels {resting} in evaluation, {call}"
     if depth is not None:
         call = f"{depth} levels by seed, {call}"
     handshake(codebooks, ranks, f"{call}; {stack}", first.sync_affine_param)
@@ -83,7 +87,8 @@ def _call(
     if not sent and begins:
         sent = ["k-means"]
     elif not sent:
-        # A call that sends nothing concerns no other rank, so it asks for nothing that other calls do not ask for.
+        # A call that sends nothing has the text of an ordinary call, so that a rank may make it alone without a
+        # handshake of its own.
         frozen = vq.freeze_codebook
         sent = _messages(vq, frozen=frozen, begins=False, ema_update=vq.ema_update)
     shared = " and ".join(sent) or "nothing"

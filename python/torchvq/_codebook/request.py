@@ -12,7 +12,7 @@ from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import expect, expect_temperature
 from torchvq._base.ranks import ALONE, Ranks
-from torchvq._base.transforms import has_values, reads_at_once
+from torchvq._base.readable import is_readable, is_readable_after_wait
 
 if TYPE_CHECKING:
     from torchvq.vector_quantize import VectorQuantize
@@ -69,10 +69,10 @@ def check_call(
 ) -> None:
     """Checks the arguments of a forward before it writes anything."""
     _check_topk(vq, topk)
-    if torch.compiler.is_compiling():
-        return  # the operators check while they are traced, before anything runs
     _check_flags(flags)
-    check_temperature(vq, temperature, "VectorQuantize")
+    check_temperature("VectorQuantize", vq, temperature)
+    if torch.compiler.is_compiling():
+        return  # the operators check tensors while they are traced, before anything runs
     if targets is not None:
         check_targets(targets, x, vq._layout, vq.codebook_size)
     if weight is not None and vq.training:
@@ -80,7 +80,7 @@ def check_call(
         check_weight(weight, codebook.cluster_size, functions=not codebook.keeps_statistics)
 
 
-def check_temperature(vq: "VectorQuantize", temperature: float | None, owner: str) -> None:
+def check_temperature(owner: str, vq: "VectorQuantize", temperature: float | None) -> None:
     """Raises ValueError unless the temperature of a call, or the option where codes are sampled, is finite."""
     if temperature is None and vq.stochastic_sample_codes:
         temperature = vq.sample_codebook_temp
@@ -96,13 +96,13 @@ def check_targets(targets: Tensor, x: Tensor, layout: Layout, codebook_size: int
     expect(layout.owner, found == shape, "indices", f"of shape {shape}", f"shape {found}")
     here = targets.device == x.device
     expect(layout.owner, here, "indices", f"on {x.device} like x", targets.device)
-    check_target_values(targets, codebook_size, layout.owner)
+    check_target_values(layout.owner, targets, codebook_size)
 
 
-def check_target_values(targets: Tensor, codebook_size: int, owner: str) -> None:
+def check_target_values(owner: str, targets: Tensor, codebook_size: int) -> None:
     """Raises TypeError or IndexError unless targets are integers, and -1 or indices of codes."""
     whole = as_int64(owner, targets)
-    if whole.numel() == 0 or not reads_at_once(whole):
+    if whole.numel() == 0 or not is_readable(whole):
         return
     least, most = (int(value) for value in whole.aminmax())
     if least < -1 or most >= codebook_size:
@@ -121,9 +121,9 @@ def check_codes(codes: Tensor, embed: Tensor) -> None:
         )
     if codes.shape not in (embed.shape, embed.shape[1:]):
         raise ValueError(
-            f"VectorQuantize: expected codebook to have shape {list(embed.shape)}, but got {list(codes.shape)}"
+            f"VectorQuantize: expected codebook to be of shape {list(embed.shape)}, but got {list(codes.shape)}"
         )
-    if torch.compiler.is_compiling() or not has_values(codes):
+    if torch.compiler.is_compiling() or not is_readable_after_wait(codes):
         return
     finite = bool(codes.to(embed.dtype).isfinite().all())
     expect("VectorQuantize", finite, "codebook", f"finite in {embed.dtype}", "NaN or infinity")
@@ -135,25 +135,18 @@ def _check_topk(vq: "VectorQuantize", topk: int | None) -> None:
         return
     if not torch.compiler.is_compiling():
         integer("VectorQuantize", "topk", topk)
-    if vq.training and vq.commitment_use_cross_entropy_loss:
-        raise ValueError(
-            "VectorQuantize: expected topk in training without commitment_use_cross_entropy_loss, "
-            f"but got topk {topk} with it"
-        )
-    if vq.training and vq.in_place_codebook_optimizer is not None:
-        raise ValueError(
-            "VectorQuantize: expected topk in training without in_place_codebook_optimizer, "
-            f"but got topk {topk} with one"
-        )
+    if vq.training:
+        by_entropy = vq.commitment_use_cross_entropy_loss
+        condition = "None in training with commitment_use_cross_entropy_loss"
+        expect("VectorQuantize", not by_entropy, "topk", condition, topk)
+        condition = "None in training with in_place_codebook_optimizer"
+        expect("VectorQuantize", vq.in_place_codebook_optimizer is None, "topk", condition, topk)
     expect("VectorQuantize", topk >= 1, "topk", "at least 1", topk)
-    if vq.heads > 1:
-        raise ValueError(
-            f"VectorQuantize: expected topk with one head, but got topk {topk} with {vq.heads} heads"
-        )
+    expect("VectorQuantize", vq.heads == 1, "topk", "None with several heads", topk)
 
 
 def _check_flags(flags: tuple[bool | None, ...]) -> None:
-    """Raises TypeError for a flag whose truth alone would count, as of a text."""
+    """Raises TypeError unless each flag is None, True or False: a string would count as true."""
     for place, value in enumerate(flags):
         # Identities first, as most calls give none.
         if value is not None and value is not False and value not in (True, False):

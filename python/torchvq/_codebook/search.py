@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base.ranks import ALONE, Ranks, noise_rng
-from torchvq._base.transforms import takes_gradient
+from torchvq._base.readable import takes_gradient
 from torchvq._codebook.in_place import in_place_step, learns_in_place, own_backward
 from torchvq._codebook.losses import SearchedTokens, SearchResult
 from torchvq._codebook.request import Request
@@ -25,7 +25,7 @@ def choose(
     mask: Tensor | None,
     request: Request,
     *,
-    gradient: str | None = None,
+    estimator: str | None = None,
     rng: Tensor | None = None,
     chosen: Tensor | None = None,
 ) -> SearchResult:
@@ -34,7 +34,7 @@ def choose(
     Args:
         projected: (H, T, D), the vectors to search; the same tokens as ``tokens`` (B, N, dim).
         mask: (H, T).
-        gradient: the estimator of the output; default: the module's own.
+        estimator: of the output; default: the module's own.
         rng: (2,), for sampling and noise; default: the codebook's.
         chosen: (H, T), indices that are already chosen; then nothing is searched.
     """
@@ -46,7 +46,7 @@ def choose(
         mask=mask,
         topk=request.topk,
         metric=vq._codebook.metric,
-        estimator=estimator(vq, projected, codebook) if gradient is None else gradient,
+        estimator=estimator_of(vq, projected, codebook) if estimator is None else estimator,
         chosen=chosen,
         **search_options(vq, request),
     )
@@ -57,11 +57,18 @@ def choose(
 def search_options(vq: "VectorQuantize", request: Request) -> dict[str, Any]:
     """Arguments of the operators that search: sampling and estimators."""
     return dict(
-        temperature=request.temperature if vq.training and vq.stochastic_sample_codes else None,
+        temperature=sampling_temperature(vq, request.temperature),
         gradient_temperature=request.temperature,
         variance=vq.directional_reparam_variance,
         sync_update_v=vq.sync_update_v if vq.training else 0.0,
     )
+
+
+def sampling_temperature(vq: "VectorQuantize", asked: float | None) -> float | None:
+    """The temperature at which a forward draws codes; 0: it takes the nearest ones. None: it does not draw."""
+    if not (vq.training and vq.stochastic_sample_codes):
+        return None
+    return max(vq.sample_codebook_temp if asked is None else asked, 0.0)
 
 
 def prepare(
@@ -127,7 +134,7 @@ def stored_codes(codebook: "Codebook", dtype: torch.dtype) -> Tensor:
     return codes.float() if codes.dtype == torch.float64 != dtype else codes
 
 
-def estimator(vq: "VectorQuantize", x: Tensor, codes: Tensor) -> str:
+def estimator_of(vq: "VectorQuantize", x: Tensor, codes: Tensor) -> str:
     """The gradient of the output, by its name in the operators.
 
     Args:

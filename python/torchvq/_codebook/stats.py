@@ -51,8 +51,8 @@ def forget_step(vq: "VectorQuantize", _: object = None) -> None:
 
 
 def fit_to_codes(vq: "VectorQuantize") -> None:
-    """Gives the state of training the size of codes and averages that were assigned in another number, which are not
-    part of the reference's state: its users need not know of them."""
+    """Resizes cooldowns and step counts to codes that were assigned in another number: the reference has neither, so
+    its users assign only codes and averages."""
     # A lookup through the module takes six times as long.
     sizes: Any = vq._codebook._buffers["cluster_size"]
     counts: Any = vq._buffers["step_counts"]

@@ -19,13 +19,13 @@ from torchvq._codebook.request import Request
 from torchvq._codebook.search import (
     choose,
     codes_of_step,
-    estimator,
+    estimator_of,
     prepare,
     search_options,
     stored_codes,
 )
 from torchvq._codebook.stats import begin_step, finish_step, fit_to_codes
-from torchvq._codebook.undo import may_fail_late, undone_if_it_fails
+from torchvq._codebook.undo import Undo, may_fail_late
 from torchvq.outputs import LossBreakdown
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _ops = torch.ops.torchvq
 
 
-class Step(NamedTuple):
+class ForwardResult(NamedTuple):
     """The result of a forward, in the layout of its input."""
 
     quantized: Tensor  # with the estimator's gradient
@@ -46,7 +46,7 @@ class Step(NamedTuple):
 
 def step(
     vq: "VectorQuantize", x: Tensor, before: Tensor | None, request: Request, layout: Layout
-) -> Step:
+) -> ForwardResult:
     """Initialises the codebook if it is not set, searches, computes losses and learns.
 
     Args:
@@ -55,15 +55,16 @@ def step(
     """
     if not vq.training:
         return _evaluate(vq, x, before, request, layout)
-    if may_fail_late(vq._codebook, request):
-        with undone_if_it_fails(vq._codebook, request):
+    apart = vq._codebook.learns_apart(request.accumulate, request.weight)
+    if may_fail_late(vq._codebook, apart):
+        with Undo([vq._codebook], apart):
             return _train(vq, x, before, request, layout)
     return _train(vq, x, before, request, layout)
 
 
 def _train(
     vq: "VectorQuantize", x: Tensor, before: Tensor | None, request: Request, layout: Layout
-) -> Step:
+) -> ForwardResult:
     codebook = vq._codebook
     fit_to_codes(vq)
     codes, in_place = _prepare(vq, codebook, x, request, layout)
@@ -74,25 +75,14 @@ def _train(
     overlaps = learns and not apart and codebook.learns(request.ema_update)
     overlaps = overlaps and may_overlap(codebook, request.ranks, x)
     at_once = not apart and not overlaps
-    # The reference asks whether the input requires a gradient, not whether its projection does.
-    reached = before if vq.vqp_compat and before is not None else x
-    arguments = _arguments(vq, codebook, request, apart)
-    arguments["estimator"] = estimator(vq, reached, codes)
+    arguments = _arguments(vq, x, before, codes, request, layout)
+    if not apart:
+        arguments |= orthogonal_options(vq)
     if learns and at_once:
-        arguments |= codebook.learning(
+        arguments |= codebook.learning_options(
             request.ema_update, request.weight, accumulate=request.accumulate
         )
-    if vq.vqp_compat:
-        arguments |= dict(vqp_compat=True, tokens=before)
-    arguments |= dict(
-        mask=request.mask,
-        heads=layout.heads,
-        separate=layout.separate,
-        channel_first=layout.channel_first,
-        zeros_for_masked=_zeros_for_masked(vq, before),
-        learns=learns and at_once,
-        finishes=steps and at_once,
-    )
+    arguments |= dict(learns=learns and at_once, finishes=steps and at_once)
     *found, inputs, head_indices, totals = _ops.vector_quantize_.default(
         x,
         codes,
@@ -118,7 +108,7 @@ def _train(
         codebook.keep_in_shards()
     if in_place is None:
         in_place = inputs.new_zeros(()) if vq.has_codebook_diversity_loss else diversity
-    return Step(
+    return ForwardResult(
         quantized, indices, loss, LossBreakdown(commitment, diversity, orthogonal, in_place)
     )
 
@@ -141,24 +131,24 @@ def _prepare(
 
 def _evaluate(
     vq: "VectorQuantize", x: Tensor, before: Tensor | None, request: Request, layout: Layout
-) -> Step:
+) -> ForwardResult:
     """Evaluation. It changes no state, so torch.vmap works over codebooks that several models share."""
     tokens, projected, mask = layout.split_tokens(x, request.mask)
     prepare(vq, projected, mask, request.frozen, request.ranks)
     quantized, searched, _ = choose(
         vq, projected, tokens if before is None else before, mask, request
     )
-    options = loss_options(vq, request)
+    override: float | None = None
     weight = vq.commitment_weight if request.targets is None else 1.0
     if request.topk is not None and request.targets is None and not vq.has_commitment_loss:
         # The losses of candidates rank them, so without a weight they are unweighted, not absent.
-        options["commitment_weight"] = weight = 1.0
-    commitment, zero = search_losses(vq, searched, request, options)
+        override = weight = 1.0
+    commitment, zero = search_losses(vq, searched, request, commitment_weight=override)
     loss = _ops.weighted_loss([commitment], [weight], False)
     if loss.dim() > 0:  # topk: one loss per candidate
         loss = layout.restore_positions(loss, x)
         commitment = layout.restore_positions(commitment, x)
-    return Step(
+    return ForwardResult(
         layout.restore_tokens(quantized, x, request.mask, _zeros_for_masked(vq, before)),
         layout.restore_positions(searched.indices, x),
         loss,
@@ -167,18 +157,32 @@ def _evaluate(
 
 
 def _arguments(
-    vq: "VectorQuantize", codebook: "Codebook", request: Request, apart: bool
+    vq: "VectorQuantize",
+    x: Tensor,
+    before: Tensor | None,
+    codes: Tensor,
+    request: Request,
+    layout: Layout,
 ) -> dict[str, Any]:
     """Arguments of the search and of the losses."""
+    codebook = vq._codebook
+    # The reference asks whether the input requires a gradient, not whether its projection does.
+    reached = before if vq.vqp_compat and before is not None else x
     arguments: dict[str, Any] = dict(
-        codebook.collecting(request.ranks) | loss_options(vq, request),
+        codebook.statistics_options(request.ranks) | loss_options(vq, request),
+        mask=request.mask,
         topk=request.topk,
         **search_options(vq, request),
+        estimator=estimator_of(vq, reached, codes),
         affine=codebook.affine_state() if codebook.affine_param else [],
         totals=codebook.recorded_totals(),
+        heads=layout.heads,
+        separate=layout.separate,
+        channel_first=layout.channel_first,
+        zeros_for_masked=_zeros_for_masked(vq, before),
     )
-    if not apart:
-        arguments |= orthogonal_options(vq)
+    if vq.vqp_compat:
+        arguments |= dict(vqp_compat=True, tokens=before)
     return arguments
 
 

@@ -1,46 +1,73 @@
-"""A step that fails after it has written to the codebook leaves the codebook as it was."""
+"""A step that fails after it has written to codebooks leaves them as they were."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from torchvq._base.affine_map import AFFINE_FLAGS, AFFINE_STATE
-from torchvq._codebook.request import Request
 
 if TYPE_CHECKING:
     from torchvq.codebook import Codebook
 
 
-def may_fail_late(codebook: "Codebook", request: Request) -> bool:
-    """Whether the step writes to the codebook before its last operator checks its arguments, or before the last code of
-    the caller's runs."""
+class Undo:
+    """Context that takes back what it has written to codebooks if it raises.
+
+    Args:
+        codebooks: those that ``may_fail_late``.
+        apart: see ``may_fail_late``.
+    """
+
+    def __init__(self, codebooks: Sequence["Codebook"], apart: bool = False) -> None:
+        self._pending = [(codebook, codebook._pending) for codebook in codebooks]
+        state = [tensor for codebook in codebooks for tensor in _written_early(codebook, apart)]
+        self._before = [(tensor, tensor.clone()) for tensor in state]
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            return
+        for tensor, value in self._before:
+            tensor.copy_(value)
+        for codebook, pending in self._pending:
+            codebook.after_undo(pending)
+
+    def forget(self) -> None:
+        """To be called when the codebooks have learnt: what they learn from remains with what they have learnt."""
+        self._before, self._pending = [], []
+
+
+def may_fail_late(codebook: "Codebook", apart: bool = False) -> bool:
+    """Whether the step writes to the codebook before its last operator has checked its arguments, or before the
+    caller's code has run to its end.
+
+    Args:
+        apart: whether Python code runs between the statistics and the update.
+    """
     if torch.compiler.is_compiling() or codebook.replaying:
         return False  # a recomputation writes nothing, and ends early by an exception
-    apart = codebook.learns_apart(request.accumulate, request.weight)
     return apart or codebook.affine_param or not codebook.initialised
 
 
-def _written_early(codebook: "Codebook", request: Request) -> list[Tensor]:
+def undo_of(codebooks: Sequence["Codebook"]) -> Undo | None:
+    """For a stack, of those of its codebooks that may fail late, if there are any."""
+    early = [codebook for codebook in codebooks if may_fail_late(codebook)]
+    return Undo(early) if early else None
+
+
+def _written_early(codebook: "Codebook", apart: bool) -> list[Tensor]:
     """What a step writes before its last operator, which writes all of its own or nothing."""
-    if codebook.initialised and not codebook.learns_apart(request.accumulate, request.weight):
+    if codebook.initialised and not apart:
         return [getattr(codebook, name) for name in (*AFFINE_STATE, *AFFINE_FLAGS)]
-    replicas = codebook.replicas(affine=True).values()
-    return [*(tensor.detach() for tensor in replicas), codebook.replaced]
-
-
-@contextmanager
-def undone_if_it_fails(codebook: "Codebook", request: Request) -> Iterator[None]:
-    """Takes back what the block has written to the codebook if it raises."""
-    state = _written_early(codebook, request)
-    before = [tensor.clone() for tensor in state]
-    pending = codebook._pending
-    try:
-        yield
-    except BaseException:
-        for tensor, value in zip(state, before, strict=True):
-            tensor.copy_(value)
-        codebook.forget_step(pending)
-        raise
+    state = codebook.replicated_state(affine=True).values()
+    return [*(tensor.detach() for tensor in state), codebook.replaced]

@@ -6,7 +6,6 @@ from operator import index
 from torch import Tensor
 
 from torchvq._base.integers import as_int64
-from torchvq._base.layout import check_bool
 from torchvq._base.options import expect
 
 _OWNER = "HierarchicalVQ"
@@ -47,10 +46,3 @@ def positions_of(full_shape: Sequence[int] | int, axes: int) -> tuple[int, ...]:
         ) from error
     expect(_OWNER, len(full) == axes, "full_shape", f"{axes} numbers", list(full))
     return full
-
-
-def check_mask(mask: Tensor, shape: Sequence[int]) -> None:
-    """Raises TypeError unless a mask is bool, ValueError unless it has a shape."""
-    check_bool(_OWNER, mask)
-    got = list(mask.shape)
-    expect(_OWNER, got == list(shape), "mask", f"of shape {list(shape)}", got)

@@ -29,7 +29,7 @@ from torchvq._codebook.request import (
 )
 from torchvq._codebook.search import choose, prepare
 from torchvq._codebook.stats import begin_step, finish_step
-from torchvq._residual.engine import levels_to_walk, only_if
+from torchvq._residual.engine import in_use, levels_to_walk, only_if
 from torchvq.vector_quantize import VectorQuantize
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ def walk(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> ScaleWal
             hvq.levels[0]._codebook.search_in_turn(index)
         scale = _choose_scale(hvq, index, residual, request)
         scales.append(scale)
-        terms.append(_search_losses(scale))
+        terms.append(_losses.search_losses(scale.vq, scale.result.searched, scale.request))
         decoded = _spread(hvq, index, scale, maps)
-        used = _used(request, index)
+        used = in_use(request.depth, index)
         if in_turn:
             counts += _learn([scale], [scale.vq], request)
             losses.append(only_if(used, _loss(scale, terms[-1])))
@@ -106,7 +106,7 @@ def walk(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> ScaleWal
             begin_step(hvq._codebooks())
         counts = _learn(scales, hvq.levels, request)
         losses = [
-            only_if(_used(request, index), _loss(*found))
+            only_if(in_use(request.depth, index), _loss(*found))
             for index, found in enumerate(zip(scales, terms, strict=True))
         ]
     assert total is not None  # the first scale is always in use
@@ -115,7 +115,8 @@ def walk(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> ScaleWal
 
 def options_text(hvq: "HierarchicalVQ", request: ScaleRequest) -> str:
     """The options in which all ranks must agree, besides those of the levels."""
-    # A call that freezes all scales sends nothing, so it asks for nothing that other calls do not ask for.
+    # A call that freezes all scales sends nothing, and has the text of an ordinary call, so that a rank may make it
+    # alone without a handshake of its own.
     asked = request._replace(frozen=None if request.frozen else request.frozen)
     scales = list(enumerate(hvq.levels))
     frozen = [index for index, vq in scales if is_left_out(vq, asked.freezes(vq))]
@@ -134,11 +135,11 @@ def targets_of(
     targets = None if indices is None else tuple(indices)
     if targets is not None:
         hvq.check_indices(targets, batch)
+    check_temperature("HierarchicalVQ", hvq.levels[0], temperature)
     if torch.compiler.is_compiling():
         return targets
-    check_temperature(hvq.levels[0], temperature, "HierarchicalVQ")
     for index, scale in enumerate(targets or ()):
-        check_target_values(scale, hvq.levels[index].codebook_size, "HierarchicalVQ")
+        check_target_values("HierarchicalVQ", scale, hvq.levels[index].codebook_size)
     return targets
 
 
@@ -206,11 +207,6 @@ def _choose_scale(
     return Scale(vq, own_request, choose(vq, projected, tokens, mask, own_request, rng=rng))
 
 
-def _used(request: ScaleRequest, index: int) -> Tensor | None:
-    """Whether a scale is in use, () bool; None if it is known to be."""
-    return None if isinstance(request.depth, int) else request.depth > index
-
-
 def _pooled_mask(hvq: "HierarchicalVQ", index: int, request: ScaleRequest) -> Tensor | None:
     """Mask of the tokens of a scale (B, L) that are real."""
     if request.mask is None:
@@ -224,7 +220,7 @@ def _cell_mask(
 ) -> Tensor | None:
     """Mask of the tokens of a scale (B, L) that take part."""
     mask = _pooled_mask(hvq, index, request)
-    used = _used(request, index)
+    used = in_use(request.depth, index)
     if used is None or hvq.vqp_compat:
         return mask
     return used.expand(tokens.shape[:2]) if mask is None else mask & used
@@ -274,13 +270,6 @@ def _tokens_without_codes(
         tokens.append(_ops.pool_scale(residual, list(shape), mask=request.mask))
         residual = residual - hvq.choose_phi(index)(tokens[-1], shape, maps.shape[2:])
     return tokens
-
-
-def _search_losses(scale: Scale) -> Terms:
-    vq, request = scale.vq, scale.request
-    return _losses.search_losses(
-        vq, scale.result.searched, request, _losses.loss_options(vq, request)
-    )
 
 
 def _loss(scale: Scale, terms: Terms) -> Tensor:

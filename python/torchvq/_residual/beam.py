@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from torchvq._base.ranks import noise_rng
-from torchvq._codebook.search import prepare, stored_codes
-from torchvq._residual.calls import sampling_temperature
+from torchvq._codebook.search import prepare, sampling_temperature, stored_codes
+from torchvq._residual.engine import in_use, levels_to_walk
 from torchvq._residual.implicit_beam import (
     Paths,
     best_implicit_paths,
@@ -31,16 +31,15 @@ def best_paths(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> Te
     """The indices (H, T, levels in use) for inputs (H, T, D); -1 where masked."""
     if rvq.implicit_neural_codebook:
         return best_implicit_paths(rvq, inputs, request)
-    levels = rvq.levels[: request.depth] if isinstance(request.depth, int) else rvq.levels
+    levels = rvq.levels[: levels_to_walk(request.depth, rvq.num_quantizers)]
     codebooks = [stored_codes(level._codebook, inputs.dtype).detach() for level in levels]
-    weights = rvq.beam_weights
     options: dict[str, Any] = dict(
         mask=None if request.mask is None else rvq.layout.split_mask(request.mask),
         depth=None if isinstance(request.depth, int) else request.depth.reshape(1),
-        weights=[] if weights is None else weights[: len(levels)],
+        weights=rvq.beam_weights(len(levels)),
     )
     indices: Tensor
-    if temperature := sampling_temperature(rvq, request.temperature):
+    if temperature := sampling_temperature(rvq.levels[0], request.temperature):
         rngs = [noise_rng(rvq._level_rng(level), request.ranks) for level in range(len(levels))]
         options |= dict(temperature=temperature, metric=levels[0]._codebook.metric)
         indices = _ops.sampled_beam_search(
@@ -58,7 +57,7 @@ def prepare_levels(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -
     """
     codebooks = [level._codebook for level in rvq.levels]
     changes = rvq.training and any(c.affine_param or not c.begins_initialised for c in codebooks)
-    count = request.depth if isinstance(request.depth, int) else rvq.num_quantizers
+    count = levels_to_walk(request.depth, rvq.num_quantizers)
     residual = inputs.detach()
     path: Paths | None = None
     for index, codebook in enumerate(codebooks[:count]):
@@ -93,8 +92,8 @@ def level_mask(
     rvq: "ResidualVQ", request: "StackRequest", index: int
 ) -> tuple[Tensor | None, Tensor | None]:
     """The mask of a level as (B, N) and (H, T): all False if the level is not in use."""
-    mask = request.mask
-    if not isinstance(request.depth, int):
-        used = (request.depth > index).expand(request.batch)
+    mask, used = request.mask, in_use(request.depth, index)
+    if used is not None:
+        used = used.expand(request.batch)
         mask = used if mask is None else mask & used
     return mask, None if mask is None else rvq.layout.split_mask(mask)

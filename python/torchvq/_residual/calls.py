@@ -2,23 +2,67 @@
 
 from collections.abc import Iterable, Sequence
 from operator import index
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchvq._base.options import expect
+from torchvq._base.ranks import Ranks, distributed_training
+from torchvq._base.torch_private import is_observed_itself
 from torchvq._codebook.in_place import optimizer_text
-from torchvq._codebook.learning import is_left_out
+from torchvq._codebook.learning import is_left_out, synced_level
+from torchvq._codebook.messages import agree_in_stack
 from torchvq._codebook.request import check_targets, check_temperature
 
 if TYPE_CHECKING:
     from torchvq.residual_vq import ResidualVQ
 
 _OWNER = "ResidualVQ"
+_OWN_PROJECTIONS = (nn.Identity, nn.Linear)
 
 
-def options_text(rvq: "ResidualVQ") -> str:
+class Siblings(NamedTuple):
+    """What a stack has to know of those that learn in the same step."""
+
+    trained: str  # the groups that train, as text for the handshake, unless all do
+    calls_back: bool  # whether code of the user runs while one of them searches
+
+
+def siblings_of(stacks: Sequence["ResidualVQ"]) -> Siblings:
+    """Of the groups of one module."""
+    trained = ""
+    if distributed_training():
+        groups = [n for n, rvq in enumerate(stacks) if synced_level(rvq.levels).training]
+        trained = "" if len(groups) == len(stacks) else f"groups {groups} in training, "
+    return Siblings(trained, any(map(_calls_back, stacks)))
+
+
+def _calls_back(rvq: "ResidualVQ") -> bool:
+    projection = rvq.project_in
+    own = type(projection) in _OWN_PROJECTIONS and not is_observed_itself(projection)
+    return not own or rvq.levels[0]._codebook.vq_bridge is not None
+
+
+def agree(
+    rvq: "ResidualVQ",
+    siblings: Siblings | None,
+    ranks: Ranks,
+    *,
+    frozen: bool,
+    dtype: torch.dtype,
+    depth: int | None,
+) -> None:
+    """The handshake of a forward, alone or with siblings; ``depth`` as for ``agree_in_stack``."""
+    if ranks.alone:
+        return
+    text = ("" if siblings is None else siblings.trained) + _options_text(rvq)
+    agree_in_stack(
+        rvq.levels, rvq._codebooks(), ranks, text, frozen=frozen, dtype=dtype, depth=depth
+    )
+
+
+def _options_text(rvq: "ResidualVQ") -> str:
     """The options in which all ranks must agree, besides those of the levels."""
     levels = list(enumerate(rvq.levels))
     frozen = [index for index, level in levels if is_left_out(level, level.freeze_codebook)]
@@ -40,28 +84,14 @@ def beam_of(rvq: "ResidualVQ", size: int | None) -> int:
     expect(_OWNER, beam >= 1, "beam_size", "at least 1", beam)
     optimizers = (rvq.in_place_codebook_optimizer, rvq.levels[0].in_place_codebook_optimizer)
     learns_in_place = rvq.training and any(own is not None for own in optimizers)
-    if learns_in_place:  # compiled code cannot write a symbolic size into a text
-        expect(
-            _OWNER,
-            beam == 1,
-            "in_place_codebook_optimizer",
-            f"off in training with beam_size {beam} (use eval_beam_size for a beam in evaluation alone)",
-            True,
-        )
+    condition = "1 in training with in_place_codebook_optimizer (set eval_beam_size for evaluation)"
+    expect(_OWNER, beam == 1 or not learns_in_place, "beam_size", condition, beam)
     return beam
 
 
 def sees_padding(rvq: "ResidualVQ") -> bool:
     """Whether padding is left as it is, because the diversity loss covers it, as in the reference."""
     return rvq.training and rvq.vqp_compat and rvq.levels[0].has_codebook_diversity_loss
-
-
-def sampling_temperature(rvq: "ResidualVQ", asked: float | None) -> float:
-    """The temperature at which a forward draws codes; 0: it takes the nearest ones."""
-    first = rvq.levels[0]
-    if not (first.training and first.stochastic_sample_codes):
-        return 0.0
-    return first.sample_codebook_temp if asked is None else asked
 
 
 def targets_of(
@@ -71,8 +101,7 @@ def targets_of(
     temperature: float | None,
 ) -> tuple[Tensor, ...] | None:
     """The targets of each level; checks them and the temperature before the forward writes anything."""
-    if not torch.compiler.is_compiling():
-        check_temperature(rvq.levels[0], temperature, _OWNER)
+    check_temperature(_OWNER, rvq.levels[0], temperature)
     if indices is None:
         return None
     levels = _parts(_OWNER, indices, -1, "level")
@@ -85,14 +114,12 @@ def targets_of(
     return levels
 
 
-def check_levels(indices: Tensor, levels: int, fewer: bool) -> None:
+def check_levels(owner: str, indices: Tensor, levels: int, fewer: bool) -> None:
     """Raises ValueError unless indices have all levels on the last axis, or with ``fewer`` at least one."""
     given = indices.shape[-1] if indices.dim() > 0 else 0
-    if not (1 if fewer else levels) <= given <= levels:
-        raise ValueError(
-            f"ResidualVQ: expected indices to have {levels} levels on the last axis, "
-            f"or fewer with quantize_dropout, but got shape {list(indices.shape)}"
-        )
+    fits = (1 if fewer else levels) <= given <= levels
+    condition = f"of {levels} levels on the last axis, or fewer with quantize_dropout"
+    expect(owner, fits, "indices", condition, f"shape {list(indices.shape)}")
 
 
 def groups_of(owner: str, indices: Tensor | Sequence[Tensor], groups: int) -> list[Tensor]:

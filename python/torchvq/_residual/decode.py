@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchvq._base.integers import as_int64
 from torchvq._base.replaced import is_replaced
-from torchvq._base.wide_buffers import HALF
+from torchvq._base.wide_buffers import widened
 from torchvq._codebook.decoding import decoding_codes
 from torchvq._residual.calls import check_levels
 
@@ -20,7 +20,7 @@ _ops = torch.ops.torchvq
 def decode_levels(rvq: "ResidualVQ", indices: Tensor) -> list[Tensor]:
     """The codes (B, *, heads * D) of each level of indices (B, *, q) or (B, *, heads, q)."""
     indices = as_int64("ResidualVQ", indices)
-    check_levels(indices, rvq.num_quantizers, rvq.quantize_dropout)
+    check_levels("ResidualVQ", indices, rvq.num_quantizers, rvq.quantize_dropout)
     levels, layout = indices.shape[-1], rvq.layout
     decoded: list[Tensor] = []
     total: Tensor | None = None
@@ -30,7 +30,7 @@ def decode_levels(rvq: "ResidualVQ", indices: Tensor) -> list[Tensor]:
         if total is not None and rvq.implicit_neural_codebook:
             made = rvq.mlp(number).rows(codes, total)
             codes = made.masked_fill((rows < 0).unsqueeze(-1), 0)
-        total = _widened(codes) if total is None else total + codes
+        total = widened(codes) if total is None else total + codes
         decoded.append(_by_position(rvq, codes, indices))
     return decoded
 
@@ -40,11 +40,11 @@ def decode_sum(rvq: "ResidualVQ", indices: Tensor) -> Tensor:
     replaced = is_replaced(rvq, rvq.decoding)
     if replaced or rvq.implicit_neural_codebook:
         levels = rvq.get_codes_from_indices(indices) if replaced else decode_levels(rvq, indices)
-        total, *others = map(_widened, levels)
+        total, *others = map(widened, levels)
         for codes in others:
             total = total + codes
         return total
-    check_levels(indices, rvq.num_quantizers, rvq.quantize_dropout)
+    check_levels("ResidualVQ", indices, rvq.num_quantizers, rvq.quantize_dropout)
     used = rvq.levels[: indices.shape[-1]]
     found = [decoding_codes(level._codebook) for level in used]
     affine = [own for _, of_level in found for own in of_level]
@@ -60,8 +60,3 @@ def _by_position(rvq: "ResidualVQ", codes: Tensor, indices: Tensor) -> Tensor:
     # With separate codebooks the heads are the first axis, with a shared one they are part of the token axis.
     by_token = codes.transpose(0, 1) if rvq.layout.separate else codes
     return by_token.reshape(*positions, codes.shape[-1] * rvq.heads)
-
-
-def _widened(codes: Tensor) -> Tensor:
-    """Levels are added up at least in float32, as in the forward."""
-    return codes.float() if codes.dtype in HALF else codes

@@ -6,8 +6,8 @@ from operator import index
 import torch
 from torch import Tensor
 
+from torchvq._base.readable import is_readable
 from torchvq._base.torch_private import constant_in_graphs
-from torchvq._base.transforms import reads_at_once
 
 _ops = torch.ops.torchvq
 
@@ -40,4 +40,4 @@ def drawn_depth(rng: Tensor, levels: int, cutoff_index: int, multiple_of: int) -
     uniform = _ops.random_uniform(rng, _QUANTIZE_DROPOUT, [1], dtype=torch.float64)[0]
     depth = (uniform * (levels - cutoff_index)).long() + cutoff_index + 1
     depth = (((depth + multiple_of - 1) // multiple_of) * multiple_of).clamp(max=levels)
-    return depth if torch.compiler.is_compiling() or not reads_at_once(depth) else int(depth)
+    return depth if torch.compiler.is_compiling() or not is_readable(depth) else int(depth)

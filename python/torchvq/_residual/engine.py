@@ -1,4 +1,4 @@
-"""The engine of every residual stack, whatever its levels are: input, loop over levels, output.
+"""The engine of every residual stack, whatever its levels are: loop over levels, output.
 
 A family (``ResidualVQ``; ``ResidualFSQ`` and ``ResidualLFQ`` by ``_residual/stack.py``) defines how a level chooses.
 """
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torchvq._base import joined as _joined
 from torchvq._base.layout import Layout
 from torchvq._base.projection import project
-from torchvq._base.wide_buffers import HALF
 
 _ops = torch.ops.torchvq
 LevelT = TypeVar("LevelT")
@@ -23,17 +22,6 @@ class WalkedLevel(NamedTuple):
 
     codes: Tensor  # added to the sum
     output: Tensor  # the same values, subtracted from the residual; its gradient is the one that the level hands on
-
-
-def enter(x: Tensor, mask: Tensor | None, layout: Layout, project_in: nn.Module) -> Tensor:
-    """The input of a stack as projected tokens (B, N, D), float32 or float64."""
-    tokens = layout.pack(x)
-    if mask is not None:
-        # Padding may hold anything, including NaN; zeros keep it out of every gradient.
-        tokens = _ops.fill_masked(tokens, mask)
-    inputs = project(project_in, tokens)
-    # Residual and sum stay in float32 between levels, even for half-precision inputs.
-    return inputs.float() if inputs.dtype in HALF else inputs
 
 
 def walk(
@@ -84,7 +72,7 @@ def _gain_of_levels(depth: int | Tensor, handed_on: float) -> float | Tensor:
     return depth if handed_on == 1 else (1 - handed_on**depth) / (1 - handed_on)
 
 
-def leave(
+def restored_output(
     total: Tensor,
     x: Tensor,
     mask: Tensor | None,
@@ -106,7 +94,7 @@ def restore_codes(codes: Tensor, x: Tensor, mask: Tensor | None, layout: Layout)
     return layout.unpack_positions(codes, x)
 
 
-def stack_levels(levels: list[Tensor], count: int, missing: float, dim: int = 0) -> Tensor:
+def stack_levels(levels: list[Tensor], count: int, *, missing: float = 0, dim: int = 0) -> Tensor:
     """Stacks the tensors of ``count`` levels; dropped levels are filled with ``missing``."""
     dropped = [torch.full_like(levels[0], missing)] * (count - len(levels))
     return _joined.stack(levels + dropped, dim)
@@ -117,6 +105,11 @@ def levels_to_walk(depth: int | Tensor, levels: int) -> int:
     return depth if isinstance(depth, int) else levels
 
 
+def in_use(depth: int | Tensor, level: int) -> Tensor | None:
+    """Whether a level is in use, () bool; None: it is known to be."""
+    return None if isinstance(depth, int) else depth > level
+
+
 def only_if(used: Tensor | None, value: Tensor, otherwise: float = 0) -> Tensor:
-    """``value`` if the level is in use, else ``otherwise``; ``used`` is None if the level is known to be in use."""
+    """``value`` if the level is in use, else ``otherwise``; ``used`` is that of ``in_use``."""
     return value if used is None else torch.where(used, value, otherwise)

@@ -1,8 +1,9 @@
-"""A residual stack for each group of features, for every family of ``ResidualStack``."""
+"""A residual stack for each group of features, for every family of stacks."""
 
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from torchvq._base import joined as _joined
@@ -11,10 +12,16 @@ from torchvq._base.options import check_options
 from torchvq._residual.calls import groups_of
 from torchvq._residual.stack import ResidualStack, StackResult
 
-Stack = TypeVar("Stack", bound=ResidualStack)
+if TYPE_CHECKING:
+    from torchvq.residual_fsq import ResidualFSQ
+    from torchvq.residual_lfq import ResidualLFQ
+    from torchvq.residual_vq import ResidualVQ
+
+Stack = TypeVar("Stack", bound="ResidualStack | ResidualVQ")
+ScalarStack = TypeVar("ScalarStack", bound="ResidualFSQ | ResidualLFQ")
 
 
-class GroupedStack(nn.Module, Generic[Stack]):
+class Groups(nn.Module, Generic[Stack]):
     """Splits the features into groups, each with its own stack in ``rvqs``."""
 
     def __init__(
@@ -30,7 +37,7 @@ class GroupedStack(nn.Module, Generic[Stack]):
 
     @property
     def stacks(self) -> list[Stack]:
-        """``rvqs``, as a typed list."""
+        """``rvqs``, with their type."""
         return contained(self, "rvqs")
 
     @property
@@ -38,25 +45,10 @@ class GroupedStack(nn.Module, Generic[Stack]):
         """The axis of the features in the input."""
         return 1 if self.stacks[0].layout.channel_first else -1
 
-    def run(
-        self,
-        x: Tensor,
-        *,
-        mask: Tensor | None = None,
-        return_all_codes: bool = False,
-        seed: int | None = None,
-    ) -> tuple[Tensor, list[StackResult]]:
-        """The joined output, and the results of the groups; all groups drop the same levels."""
-        owner = type(self).__name__
-        self.stacks[0].layout._replace(dim=self.dim, owner=owner).check_input(x)
-        depth = None
-        results = []
-        for stack, part in zip(self.stacks, x.chunk(self.groups, self.split_dim), strict=True):
-            result, depth = stack.run(
-                part, mask=mask, return_all_codes=return_all_codes, seed=seed, depth=depth
-            )
-            results.append(result)
-        return _joined.cat([result.quantized for result in results], self.split_dim), results
+    def check_input(self, x: Tensor) -> None:
+        """Raises TypeError or ValueError for an input of another dtype or shape."""
+        layout = self.stacks[0].layout
+        layout._replace(dim=self.dim, owner=type(self).__name__).check_input(x)
 
     def _split_indices(self, indices: Tensor | Sequence[Tensor]) -> list[Tensor]:
         return groups_of(type(self).__name__, indices, self.groups)
@@ -71,3 +63,44 @@ class GroupedStack(nn.Module, Generic[Stack]):
         parts = zip(self.stacks, self._split_indices(indices), strict=True)
         outputs = [stack.get_output_from_indices(part) for stack, part in parts]
         return _joined.cat(outputs, self.split_dim if outputs[0].dim() > 2 else -1)
+
+
+class GroupedStack(Groups[ScalarStack]):
+    """The same for stacks without codebooks to learn, all of the class ``stack_class``."""
+
+    stack_class: ClassVar[type[ResidualStack]]
+
+    def __init__(
+        self, *, dim: int, groups: int = 1, accept_image_fmap: bool = False, **kwargs: Any
+    ) -> None:
+        super().__init__(
+            f"Grouped{self.stack_class.__name__}", dim, groups, accept_image_fmap, kwargs
+        )
+        if accept_image_fmap:
+            kwargs["is_channel_first"] = True
+        self.rvqs.extend(self.stack_class(dim=dim // groups, **kwargs) for _ in range(groups))
+        self.codebook_size = self.stacks[0].codebook_size
+
+    def run(
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        return_all_codes: bool = False,
+        seed: int | None = None,
+    ) -> tuple[Tensor, list[StackResult]]:
+        """The joined output, and the results of the groups; all groups drop the same levels."""
+        self.check_input(x)
+        depth = None
+        results = []
+        for stack, part in zip(self.stacks, x.chunk(self.groups, self.split_dim), strict=True):
+            result, depth = stack.run(
+                part, mask=mask, return_all_codes=return_all_codes, seed=seed, depth=depth
+            )
+            results.append(result)
+        return _joined.cat([result.quantized for result in results], self.split_dim), results
+
+    @property
+    def codebooks(self) -> Tensor:
+        """All codes of each group and level, (G, Q, codebook_size, D), as ``codebooks`` of each stack."""
+        return torch.stack([stack.codebooks for stack in self.stacks])

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base.ranks import noise_rng
-from torchvq._codebook.search import stored_codes
-from torchvq._residual.calls import sampling_temperature
+from torchvq._codebook.search import sampling_temperature, stored_codes
 from torchvq._residual.implicit_codebook import blocks_of
 
 if TYPE_CHECKING:
@@ -43,9 +42,9 @@ def extend_implicit(
     """
     codebook = rvq.levels[index]._codebook
     base = stored_codes(codebook, paths.residual.dtype).detach()[:, None, None]
-    samples = sampling_temperature(rvq, request.temperature) != 0
+    samples = bool(sampling_temperature(rvq.levels[0], request.temperature))
     blocks = blocks_of(paths, base.numel() * paths.score.shape[2], samples)
-    weights = rvq.beam_weights
+    weights = rvq.beam_weights(rvq.num_quantizers)
     found = []
     with torch.no_grad():
         for number, tensors in enumerate(blocks):
@@ -63,7 +62,7 @@ def extend_implicit(
                     codes,
                     beam,
                     candidates=candidates,
-                    weight=None if weights is None else weights[index],
+                    weight=weights[index] if weights else None,
                 )
             )
     return Paths(*(torch.cat(parts, 1) for parts in zip(*found, strict=True)))
@@ -78,8 +77,8 @@ def _candidates(
     block: int,
 ) -> Tensor | None:
     """The codes (H, T, w, C) that each path draws, in training with sampling; None: all codes (H, T, w, K, D)."""
-    temperature = sampling_temperature(rvq, request.temperature)
-    if temperature == 0:
+    temperature = sampling_temperature(rvq.levels[0], request.temperature)
+    if not temperature:
         return None
     count = min(request.beam, codes.shape[3])
     # Each path is passed as a head with one token, because it has its own codes.

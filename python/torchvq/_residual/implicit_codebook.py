@@ -12,7 +12,7 @@ from torchvq._base.projection import project
 from torchvq._base.torch_private import is_jit_traced
 from torchvq._codebook.losses import SearchedTokens, SearchResult
 from torchvq._codebook.request import Request
-from torchvq._codebook.search import codes_to_search, estimator
+from torchvq._codebook.search import codes_to_search, estimator_of, sampling_temperature
 from torchvq.vector_quantize import VectorQuantize
 
 _ops = torch.ops.torchvq
@@ -79,7 +79,7 @@ class MLP(nn.Module):
 
 
 def choose_implicit(
-    layer: VectorQuantize,
+    vq: VectorQuantize,
     mlp: MLP,
     condition: Tensor,
     residual: Tensor,
@@ -87,7 +87,7 @@ def choose_implicit(
     mask: Tensor | None,
     request: Request,
     *,
-    gradient: str | None,
+    estimator: str | None,
     rng: Tensor,
     chosen: Tensor | None = None,
 ) -> SearchResult:
@@ -97,19 +97,19 @@ def choose_implicit(
     decoding: so decoding equals the output bit for bit, and backward costs one code per token.
     """
     # A copy, because this step may replace dead codes before backward has used them.
-    base = _ops.snapshot(codes_to_search(layer, request, tokens, residual.dtype))
+    base = _ops.snapshot(codes_to_search(vq, request, tokens, residual.dtype))
     if chosen is None:
         with torch.no_grad():
-            chosen = _search(layer, mlp, residual, condition, base, request.temperature, rng)
+            chosen = _search(vq, mlp, residual, condition, base, request.temperature, rng)
     codes = mlp.rows(_ops.lookup_codes(base, chosen), condition)
     indices = chosen if mask is None else chosen.masked_fill(~mask, -1)
     quantized = estimate(
         residual,
         codes,
-        estimator(layer, residual, codes) if gradient is None else gradient,
+        estimator_of(vq, residual, codes) if estimator is None else estimator,
         rng,
-        variance=layer.directional_reparam_variance,
-        sync_update_v=layer.sync_update_v if layer.training else 0.0,
+        variance=vq.directional_reparam_variance,
+        sync_update_v=vq.sync_update_v if vq.training else 0.0,
     )
     return SearchResult(
         quantized, SearchedTokens(tokens, residual, base, mask, codes, indices), None
@@ -117,7 +117,7 @@ def choose_implicit(
 
 
 def _search(
-    layer: VectorQuantize,
+    vq: VectorQuantize,
     mlp: MLP,
     residual: Tensor,
     condition: Tensor,
@@ -125,18 +125,18 @@ def _search(
     temperature: float,
     rng: Tensor,
 ) -> Tensor:
-    samples = layer.training and layer.stochastic_sample_codes
-    blocks = blocks_of((residual, condition), base.numel(), samples)
+    drawn_at = sampling_temperature(vq, temperature)
+    blocks = blocks_of((residual, condition), base.numel(), drawn_at is not None)
     found = []
     for block, (x, given) in enumerate(blocks):
-        codes = mlp.rows(base.unsqueeze(1), given.unsqueeze(2))
-        if samples:
+        codes = own_codes(mlp, given, base)
+        if drawn_at is not None:
             # Each token is passed as a head with one token, because it has its own codes.
             sampled = _ops.sample_codes(
                 x.flatten(0, 1).unsqueeze(1),
                 codes.flatten(0, 1),
                 rng,
-                temperature=max(temperature, 0.0),
+                temperature=drawn_at,
                 metric="euclidean",
                 stream=block,
             )

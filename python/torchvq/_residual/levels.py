@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchvq._base.estimators import estimate
 from torchvq._base.ranks import Ranks, noise_rng
-from torchvq._base.transforms import takes_gradient
+from torchvq._base.readable import takes_gradient
 from torchvq._codebook import losses as _losses
 from torchvq._codebook.in_flight import StepInFlight, may_overlap
 from torchvq._codebook.in_place import (
@@ -36,10 +36,10 @@ from torchvq._codebook.learning import (
 )
 from torchvq._codebook.losses import SearchedTokens, SearchResult, Terms
 from torchvq._codebook.request import Request, request_of_level
-from torchvq._codebook.search import choose, estimator, prepare
+from torchvq._codebook.search import choose, estimator_of, prepare
 from torchvq._residual.beam import beginning_mask, level_mask, prepare_levels, search_paths
 from torchvq._residual.calls import sees_padding
-from torchvq._residual.engine import WalkedLevel, balanced, levels_to_walk, only_if
+from torchvq._residual.engine import WalkedLevel, balanced, in_use, levels_to_walk, only_if
 from torchvq._residual.engine import walk as walk_levels
 from torchvq._residual.implicit_codebook import (
     MLP,
@@ -153,7 +153,7 @@ def _choose_level(
     chosen: Tensor | None,
 ) -> Level:
     vq = rvq.levels[index]
-    used = None if isinstance(request.depth, int) else request.depth > index
+    used = in_use(request.depth, index)
     mask, head_mask = level_mask(rvq, request, index)
     targets = None if request.targets is None else request.targets[index]
     frozen = request.frozen or vq.freeze_codebook
@@ -166,11 +166,18 @@ def _choose_level(
     tokens = rvq.layout.merge_heads(residual, *request.batch).flatten(2)
     # With one estimator for the stack, levels need their own only for the gradient that they hand on.
     own = vq.training and (rvq.estimates_levels or rvq.quant_grad_frac > 0)
-    gradient = None if own else "none"
+    estimator = None if own else "none"
     rng = rvq._level_rng(index)
     if implicit is None:
         result = choose(
-            vq, residual, tokens, head_mask, own_request, gradient=gradient, rng=rng, chosen=chosen
+            vq,
+            residual,
+            tokens,
+            head_mask,
+            own_request,
+            estimator=estimator,
+            rng=rng,
+            chosen=chosen,
         )
     else:
         result = choose_implicit(
@@ -180,7 +187,7 @@ def _choose_level(
             tokens,
             head_mask,
             own_request,
-            gradient=gradient,
+            estimator=estimator,
             rng=noise_rng(rng, request.ranks),
             chosen=chosen,
         )
@@ -212,9 +219,9 @@ def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: StackReque
         residual = target_of(inputs)
         head_mask = None if head_mask is None else target_of(head_mask)
         for index in range(levels_to_walk(request.depth, rvq.num_quantizers)):
-            mask = head_mask
-            if not isinstance(request.depth, int):
-                used = (request.depth > index).expand(residual.shape[:2])
+            mask, used = head_mask, in_use(request.depth, index)
+            if used is not None:
+                used = used.expand(residual.shape[:2])
                 mask = used if head_mask is None else head_mask & used
             _, _, codes, compared = _ops.quantize(
                 residual, codebook.codes(), codebook.rng, metric=codebook.metric, estimator="none"
@@ -233,7 +240,7 @@ def _estimate_stack(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, ranks: Ran
     first = rvq.levels[0]
     # Without a graph the sum does not tell whether the codes learn.
     learned = total if takes_gradient(total) else first._codebook.embed
-    name = estimator(first, inputs, learned)
+    name = estimator_of(first, inputs, learned)
     if rvq.diveq and rvq.training:
         name = "directional_reparam"
     return estimate(
@@ -254,9 +261,7 @@ def search_losses(rvq: "ResidualVQ", levels: list[Level], ranks: Ranks) -> list[
     searched = [_compared(level) for level in levels]
     totals = _losses.shared_totals(rvq.levels, searched, ranks)
     return [
-        _losses.search_losses(
-            level.vq, own, level.request, _losses.loss_options(level.vq, level.request), total
-        )
+        _losses.search_losses(level.vq, own, level.request, total)
         for level, own, total in zip(levels, searched, totals, strict=True)
     ]
 
@@ -335,7 +340,9 @@ def _stack_step(stack: Searched) -> StackStep:
     # A shared codebook sees the residuals of all levels as the tokens of one step.
     learning = [level.result.searched for level in filter(_trains, stack.levels)]
     joined = StepTokens.by(learning or searched)
-    return [stack.levels[0].vq._codebook], [joined if learning else joined.none_of(False)]
+    return [stack.levels[0].vq._codebook], [
+        joined if learning else joined.without_tokens(trains=False)
+    ]
 
 
 def _trains(level: Level) -> bool:

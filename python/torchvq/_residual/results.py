@@ -12,7 +12,8 @@ from torchvq._base.ranks import distributed_training
 from torchvq._codebook.learning import learn_alike
 from torchvq._codebook.losses import Terms
 from torchvq._codebook.stats import begin_step, finish_step
-from torchvq._residual.engine import leave, restore_codes, stack_levels
+from torchvq._codebook.undo import Undo
+from torchvq._residual.engine import restore_codes, restored_output, stack_levels
 from torchvq._residual.levels import (
     Searched,
     StackRequest,
@@ -23,7 +24,7 @@ from torchvq._residual.levels import (
     level_loss,
     search_losses,
 )
-from torchvq._residual.step import Step
+from torchvq._residual.step import LevelsResult
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
 
 if TYPE_CHECKING:
@@ -38,35 +39,41 @@ class Started(NamedTuple):
     x: Tensor
     request: StackRequest
     return_all_codes: bool
-    step: Step | None = None
+    step: LevelsResult | None = None
     walk: Walk | None = None
     overlaps: bool = False  # whether the step ends after the forward
+    undo: Undo | None = None  # of what the search has written to the codebooks
 
 
 def finish(started: Sequence[Started]) -> list[ResidualResult]:
     """The second half of the forwards of stacks with equal options, which learn in one exchange over ranks."""
-    later = all(own.overlaps for own in started) and learn_alike(
-        [own.rvq.levels[0]._codebook for own in started]
+    later = all(stack.overlaps for stack in started) and learn_alike(
+        [stack.rvq.levels[0]._codebook for stack in started]
     )
-    walked = [(own._replace(overlaps=later), own.walk) for own in started if own.walk is not None]
-    terms = [search_losses(own.rvq, walk.levels, own.request.ranks) for own, walk in walked]
+    walked = [
+        (stack._replace(overlaps=later), stack.walk) for stack in started if stack.walk is not None
+    ]
+    terms = [search_losses(stack.rvq, walk.levels, stack.request.ranks) for stack, walk in walked]
     counts: list[list[Tensor | None]] = [[] for _ in walked]
-    for own, _ in walked:
-        if own.rvq.training:
-            begin_step(own.rvq._codebooks())
-    learns = any(own.rvq.training and not own.request.frozen for own, _ in walked)
+    for stack, _ in walked:
+        if stack.rvq.training:
+            begin_step(stack.rvq._codebooks())
+    learns = any(stack.rvq.training and not stack.request.frozen for stack, _ in walked)
     if learns and not later:
-        counts = learn([_searched(own, walk) for own, walk in walked])
+        counts = learn([_searched(stack, walk) for stack, walk in walked])
+    for stack, _ in walked:
+        if stack.undo is not None:
+            stack.undo.forget()
     ended = [
-        _end_walk(own, walk, scored, found)
-        for (own, walk), scored, found in zip(walked, terms, counts, strict=True)
+        _end_walk(stack, walk, scored, found)
+        for (stack, walk), scored, found in zip(walked, terms, counts, strict=True)
     ]
     if later:
-        step = learn_later([_searched(own, walk) for own, walk in walked])
+        step = learn_later([_searched(stack, walk) for stack, walk in walked])
         outputs = [output for end in ended for output in (end.quantized, end.losses)]
         step.settle_after_backward(*outputs)
     steps = iter(ended)
-    return [_result(own, next(steps) if own.step is None else own.step) for own in started]
+    return [_result(stack, next(steps) if stack.step is None else stack.step) for stack in started]
 
 
 def _searched(started: Started, walk: Walk) -> Searched:
@@ -78,10 +85,10 @@ def _searched(started: Started, walk: Walk) -> Searched:
 
 def _end_walk(
     started: Started, walk: Walk, terms: list[Terms], counts: list[Tensor | None]
-) -> Step:
+) -> LevelsResult:
     """Ends the step and computes the losses of all levels; call it when their codebooks have learnt."""
     rvq, request, every = started.rvq, started.request, started.rvq.num_quantizers
-    losses = [level_loss(level, own) for level, own in zip(walk.levels, terms, strict=True)]
+    losses = [level_loss(*scored) for scored in zip(walk.levels, terms, strict=True)]
     searched = [level.result.searched for level in walk.levels]
     indices = [part.indices for part in searched]
     if rvq.training:
@@ -90,15 +97,15 @@ def _end_walk(
         drew = [not started.overlaps and level_draws(rvq, level) for level in walk.levels]
         depth = request.depth
         finish_step(rvq.levels, indices, counts, masks, request.ranks, drew=drew, depth=depth)
-    return Step(
+    return LevelsResult(
         walk.output,
-        stack_levels(indices, every, -1, -1),
-        stack_levels(losses, every, 0),
+        stack_levels(indices, every, missing=-1, dim=-1),
+        stack_levels(losses, every),
         [level.codes for level in walk.levels],
     )
 
 
-def _result(started: Started, step: Step) -> ResidualResult:
+def _result(started: Started, step: LevelsResult) -> ResidualResult:
     rvq, layout, x, request, return_all_codes = started[:5]
     quantized = _restore(rvq, layout, step.quantized, x, request)
     losses = _reaching_dropped(rvq, step.losses, request.depth)
@@ -136,7 +143,7 @@ def _restore(
     padding = None
     if request.mask is not None and not rvq.return_zeros_for_masked_padding:
         padding = layout.pack(x)
-    return leave(merged, x, request.mask, layout, rvq.project_out, padding)
+    return restored_output(merged, x, request.mask, layout, rvq.project_out, padding)
 
 
 def _all_codes(
@@ -152,4 +159,4 @@ def _all_codes(
         return rvq.get_codes_from_indices(indices)
     rows = [layout.merge_heads(level, *request.batch).flatten(2) for level in levels]
     codes = [restore_codes(row, x, request.mask, layout) for row in rows]
-    return stack_levels(codes, rvq.num_quantizers, 0)
+    return stack_levels(codes, rvq.num_quantizers)

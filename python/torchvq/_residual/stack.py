@@ -16,18 +16,19 @@ from torchvq._base.contained import contained
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import expect, keep_values
-from torchvq._base.projection import make_projections, project_codes
-from torchvq._base.random_state import RandomState, Step
+from torchvq._base.projection import make_projections, project_codes, projected_tokens
+from torchvq._base.random_state import RandomState, StepRecord
 from torchvq._base.replaced import Methods, is_replaced, methods_of
+from torchvq._residual.calls import check_levels
 from torchvq._residual.dropout import drawn_depth, seeded_depth
 from torchvq._residual.engine import (
     WalkedLevel,
     balanced,
-    enter,
-    leave,
+    in_use,
     levels_to_walk,
     only_if,
     restore_codes,
+    restored_output,
     stack_levels,
     walk,
 )
@@ -59,7 +60,7 @@ class StackResult(NamedTuple):
     all_codes: Tensor | None  # (Q, B, *, D) if asked for
     details: list[Any]  # of the levels in use
     depth: int | Tensor  # their number; if only the device knows it, all levels are computed
-    step: Step | None  # the record of a checkpointed forward
+    step: StepRecord | None  # the record of a checkpointed forward
 
 
 class ResidualStack(RandomState):
@@ -191,12 +192,12 @@ class ResidualStack(RandomState):
         layout = self.layout if layout is None else layout
         layout.check_input(x)
         token_mask = layout.mask_of_items(x, mask)
-        inputs = self.prepare_inputs(enter(x, token_mask, layout, self.project_in))
+        inputs = self.prepare_inputs(projected_tokens(x, token_mask, layout, self.project_in))
         if self.training and self.communicates:
             self.handshake(inputs)
         draws = self.draws or (self.quantize_dropout and seed is None)
         steps = self.training and (draws or self.communicates)
-        with self.step_of(draws=draws) if steps else nullcontext() as rng:
+        with self.drawing(draws=draws) if steps else nullcontext() as rng:
             if depth is None:
                 depth = self._depth(seed, rng)
             rows, row_mask = self._split_heads(inputs, token_mask)
@@ -204,11 +205,11 @@ class ResidualStack(RandomState):
                 rows, row_mask, rng if self.draws else None, depth, return_all_codes
             )
             total, indices, codes = self._merge_heads(total, indices, codes)
-            step = self.recorded_step
+            step = self.step_record
         quantized, indices, codes = self._restore(layout, x, token_mask, total, indices, codes)
         if codes is not None and self.vqp_compat:
             # The reference looks the codes up: they have the gradient of decoding, and no noise.
-            codes = stack_levels(self._decode(indices), self.num_quantizers, 0)
+            codes = stack_levels(self._decode(indices), self.num_quantizers)
         return StackResult(quantized, indices, codes, details, depth, step), depth
 
     def _split_heads(self, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -254,8 +255,8 @@ class ResidualStack(RandomState):
                 level = self.quantize_level(index, residual, mask, rng)
             else:
                 level = self.quantize_chosen(index, residual, mask, chosen[..., index])
-            if not isinstance(depth, int):
-                used = depth > index
+            used = in_use(depth, index)
+            if used is not None:
                 level = level._replace(
                     codes=only_if(used, level.codes), indices=only_if(used, level.indices, -1)
                 )
@@ -269,10 +270,10 @@ class ResidualStack(RandomState):
             total = self.estimate(inputs, total)
         # Dropped levels have index -1 and codes of zeros.
         every = self.num_quantizers
-        indices = stack_levels([level.indices for level in levels], every, -1, -1)
+        indices = stack_levels([level.indices for level in levels], every, missing=-1, dim=-1)
         codes = None
         if return_all_codes:
-            codes = stack_levels([level.codes for level in levels], every, 0)
+            codes = stack_levels([level.codes for level in levels], every)
             # The gradient of averaged levels is a part of that of their sum.
             codes = codes.detach() if self.training and self.gradient == "averaged" else codes
         return total, indices, codes, [level.detail for level in levels]
@@ -286,7 +287,7 @@ class ResidualStack(RandomState):
         indices: Tensor,
         all_codes: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        quantized = leave(total, x, mask, layout, self.project_out)
+        quantized = restored_output(total, x, mask, layout, self.project_out)
         if mask is not None:
             absent = mask.logical_not().view(*mask.shape, *[1] * (indices.dim() - 2))
             indices = indices.masked_fill(absent, -1)
@@ -300,7 +301,7 @@ class ResidualStack(RandomState):
     @property
     def layout(self) -> Layout:
         """The layout of inputs and outputs."""
-        return Layout(self.dim, 1, False, self.is_channel_first, None, owner=type(self).__name__)
+        return Layout(self.dim, self.is_channel_first, type(self).__name__)
 
     def _depth(self, seed: int | None, rng: Tensor | None) -> int | Tensor:
         """The number of levels that this forward uses."""
@@ -331,7 +332,7 @@ class ResidualStack(RandomState):
         ValueError for another number of levels, IndexError for an index outside.
         """
         codes = self._decode(self.plain_indices(as_int64(type(self).__name__, indices)))
-        return stack_levels(codes, self.num_quantizers, 0)
+        return stack_levels(codes, self.num_quantizers)
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in the same layout; zeros where all are -1."""
@@ -340,16 +341,13 @@ class ResidualStack(RandomState):
         indices = self.plain_indices(as_int64(type(self).__name__, indices))
         total = sum_of_levels(self._decode(indices) if codes is None else codes)
         output = project_codes(self.project_out, total, indices)
-        # (B, dim) has no position axis to move.
-        return self.layout.place_features(output) if output.dim() > 2 else output
+        return self.layout.place_features(output)
 
     def _decode(self, indices: Tensor) -> list[Tensor]:
-        owner, levels = type(self).__name__, self.num_quantizers
-        given = indices.shape[-1] if indices.dim() > 0 else 0
-        fits = (1 if self.quantize_dropout else levels) <= given <= levels
-        condition = f"of {levels} levels on the last axis, or fewer with quantize_dropout"
-        expect(owner, fits, "indices", condition, f"shape {list(indices.shape)}")
-        codes = [self.decode_level(index, indices[..., index]) for index in range(given)]
+        owner = type(self).__name__
+        check_levels(owner, indices, self.num_quantizers, self.quantize_dropout)
+        levels = range(indices.shape[-1])
+        codes = [self.decode_level(index, indices[..., index]) for index in levels]
         if self.heads == 1:
             return codes
         among = indices.dim() > 1 and indices.shape[-2] == self.heads

@@ -7,11 +7,12 @@ from torch import Tensor
 
 from torchvq._base.lean_call import without_defaults
 from torchvq._base.ranks import joined_signature
-from torchvq._base.transforms import takes_gradient
+from torchvq._base.readable import takes_gradient
 from torchvq._codebook.learning import in_step
 from torchvq._codebook.losses import loss_options, orthogonal_options
 from torchvq._codebook.request import Request, request_of_level
-from torchvq._codebook.search import estimator, search_options, stored_codes
+from torchvq._codebook.search import estimator_of, search_options, stored_codes
+from torchvq._residual.engine import levels_to_walk
 
 if TYPE_CHECKING:
     from torchvq._residual.levels import StackRequest
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _ops = torch.ops.torchvq
 
 
-class Step(NamedTuple):
+class LevelsResult(NamedTuple):
     """The result of a forward."""
 
     quantized: Tensor  # (H, T, D), with the estimator's gradient
@@ -30,12 +31,12 @@ class Step(NamedTuple):
     codes: list[Tensor]  # if asked for, (H, T, D) of each level in use
 
 
-def steps_at_once(rvq: "ResidualVQ", tokens: Tensor) -> bool:
+def can_step_at_once(rvq: "ResidualVQ", tokens: Tensor) -> bool:
     """Whether no Python code runs between the levels: no k-means, no network that computes codes, no optimizer, and
     the same options for all levels."""
     levels, training = rvq.levels, rvq.training
     first = levels[0]
-    rules, options = first._codebook.rules, _options(first)
+    rules, options = first._codebook.learning_rules, _options(first)
     optimizers = (rvq.in_place_codebook_optimizer, first.in_place_codebook_optimizer)
     if rvq.implicit_neural_codebook or any(own is not None for own in optimizers):
         return False
@@ -52,7 +53,7 @@ def steps_at_once(rvq: "ResidualVQ", tokens: Tensor) -> bool:
             level.training == codebook.training == training
             and codebook.begins_initialised
             and not codebook.affine_param
-            and codebook.rules == rules
+            and codebook.learning_rules == rules
             and _options(level) == options
         )
         if not alike:
@@ -87,26 +88,26 @@ def _options(level: "VectorQuantize") -> tuple[object, ...]:
 
 def step_at_once(
     rvq: "ResidualVQ", tokens: Tensor, request: "StackRequest", returns_codes: bool
-) -> Step:
+) -> LevelsResult:
     """Searches, computes losses and learns; tokens (B, N, heads * D) are projected, and zero where masked."""
     levels = rvq.levels
     first, codebooks = levels[0], [level._codebook for level in levels]
-    codebook = codebooks[0]
+    first_codebook = codebooks[0]
     own_request = request_of_level(
         first, None, request.mask, request.temperature, request.frozen, request.ranks
     )
-    used = codebooks[: request.depth] if isinstance(request.depth, int) else codebooks
-    own = codebooks[:1] if rvq.shared_codebook else codebooks
-    for owned in own:
-        owned.begin_record()
-    searched = [stored_codes(own, tokens.dtype) for own in used]
-    steps = rvq.training and not codebook.replaying
+    used = codebooks[: levels_to_walk(request.depth, len(levels))]
+    learners = codebooks[:1] if rvq.shared_codebook else codebooks
+    for learner in learners:
+        learner.begin_record()
+    searched = [stored_codes(codebook, tokens.dtype) for codebook in used]
+    steps = rvq.training and not first_codebook.replaying
     learns = steps and not request.frozen
     options = dict(
         mask=request.mask,
         depth=None if isinstance(request.depth, int) else request.depth,
         targets=_targets(rvq, request),
-        totals=codebook.recorded_totals(),
+        totals=first_codebook.recorded_totals(),
         heads=rvq.heads,
         separate=first.separate_codebook_per_head,
         zeros_for_masked=rvq.return_zeros_for_masked_padding,
@@ -119,23 +120,23 @@ def step_at_once(
     quantized, indices, losses, codes, totals = _ops.residual_quantize_.default(
         tokens,
         searched,
-        [tensor for learning in own for tensor in learning.state()],
-        [learning.step_rng for learning in own],
+        [tensor for learner in learners for tensor in learner.state()],
+        [learner.step_rng for learner in learners],
         [level.step_counts for level in levels],
         **without_defaults("residual_quantize_", options),
     )
-    codebook.record_totals(totals)
+    first_codebook.record_totals(totals)
     if learns:
-        for learnt in own:
-            learnt.keep_in_shards()
-    return Step(quantized, indices, losses, codes)
+        for learner in learners:
+            learner.keep_in_shards()
+    return LevelsResult(quantized, indices, losses, codes)
 
 
 def _targets(rvq: "ResidualVQ", request: "StackRequest") -> list[Tensor]:
     """The target indices (H, T) of each level in use."""
     if request.targets is None:
         return []
-    used = request.targets[: request.depth] if isinstance(request.depth, int) else request.targets
+    used = request.targets[: levels_to_walk(request.depth, rvq.num_quantizers)]
     return [rvq.layout.split_indices(level) for level in used]
 
 
@@ -147,10 +148,10 @@ def _gradients(
     codes = searched[0]
     if rvq.training and not takes_gradient(tokens):
         codes = next(filter(takes_gradient, searched), codes)
-    own = estimator(first, tokens, codes)
+    estimator = estimator_of(first, tokens, codes)
     return dict(
-        estimator="directional_reparam" if rvq.diveq and rvq.training else own,
-        level_estimator=own,
+        estimator="directional_reparam" if rvq.diveq and rvq.training else estimator,
+        level_estimator=estimator,
         estimates_levels=rvq.estimates_levels,
         handed_on=rvq.quant_grad_frac,
         **search_options(first, own_request),
@@ -166,16 +167,15 @@ def _arguments(
 ) -> dict[str, Any]:
     """Arguments of search, losses and learning."""
     codebook = first._codebook
-    arguments = codebook.collecting(request.ranks) | loss_options(first, own_request)
+    arguments = codebook.statistics_options(request.ranks) | loss_options(first, own_request)
     arguments |= orthogonal_options(first)
     arguments["vqp_compat"] = rvq.vqp_compat
     if learns:
-        arguments |= codebook.learning(own_request.ema_update)
+        arguments |= codebook.learning_options(own_request.ema_update)
     if not (request.ranks.alone or rvq.shared_codebook):
         arguments["signature"] = joined_signature(level._codebook for level in rvq.levels)
     if request.beam > 1:
-        weights = rvq.beam_weights
-        used = request.depth if isinstance(request.depth, int) else rvq.num_quantizers
-        arguments |= dict(beam=request.beam, beam_weights=[] if weights is None else weights[:used])
+        weights = rvq.beam_weights(levels_to_walk(request.depth, rvq.num_quantizers))
+        arguments |= dict(beam=request.beam, beam_weights=weights)
     arguments["draws"] = rvq.draws
     return arguments

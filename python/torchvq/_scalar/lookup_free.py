@@ -8,15 +8,8 @@ from torch import Tensor
 
 from torchvq._base.options import expect
 from torchvq._base.projection import projects_nothing
-from torchvq._base.random_state import Step, rng_beside
-from torchvq._base.ranks import (
-    ALONE,
-    Ranks,
-    group_of,
-    joined_signature,
-    on_device_of,
-    tokens_text,
-)
+from torchvq._base.random_state import StepRecord, rng_beside
+from torchvq._base.ranks import Ranks, joined_signature, on_device_of, tokens_text
 from torchvq.outputs import LookupFreeLossBreakdown
 
 if TYPE_CHECKING:
@@ -93,7 +86,7 @@ def step(lfq: "LFQ", x: Tensor, request: Request) -> tuple[Found, list[Tensor]]:
         estimates=request.estimates and not activates,
         scores=request.scores,
         **_loss_options(lfq, request.inv_temperature),
-        **request.ranks.named(),
+        **request.ranks.options(),
     )
     if activates:
         quantized = _activated(lfq, x, latents, codes, request)
@@ -130,20 +123,12 @@ def _loss_options(lfq: "LFQ", inv_temperature: float) -> dict[str, Any]:
     )
 
 
-def ranks_of(lfq: "LFQ", owner: str = "LFQ") -> Ranks:
-    """The ranks of one forward, asked at each call: the group may not exist at construction. Alone in evaluation."""
-    group = group_of(lfq) if lfq.training else ""
-    if not group:
-        return ALONE
-    return Ranks(group, f"{owner}(dim={lfq.dim}, codebook_size={lfq.codebook_size})")
-
-
 class Pending(NamedTuple):
     """A forward of a quantizer, or of a stack of them, whose losses wait for the totals of the other ranks."""
 
     quantizers: Sequence["LFQ"]
     signs: Sequence[Signs]  # of the quantizers in use, which are the first ones
-    step: Step | None  # the record of a checkpointed forward
+    step: StepRecord | None  # the record of a checkpointed forward
 
 
 def handshake(
@@ -165,7 +150,7 @@ def handshake(
     own = [on_device_of(tokens), quantizers[0].mask] if rng is None else [rng]
     state = own + [buffer for lfq in quantizers for buffer in lfq.replicated_state()]
     signature = f"{tokens_text(tokens.dtype)}; {stack}{joined_signature(quantizers)}"
-    _ops.handshake_(state, handle=quantizers[0].handle, signature=signature, **ranks.named())
+    _ops.handshake_(state, handle=quantizers[0].handle, signature=signature, **ranks.options())
 
 
 def shared_totals(stacks: Sequence[Pending], ranks: Ranks) -> list[list[Tensor | None]]:
@@ -180,7 +165,7 @@ def shared_totals(stacks: Sequence[Pending], ranks: Ranks) -> list[list[Tensor |
         # The recomputation of a checkpointed step communicates nothing.
         return [list(step.totals) for step in recorded]
     parts = [part for stack in stacks for part in _own_totals(stack)]
-    summed = _ops.all_reduce_statistics(torch.stack(parts), **ranks.named()).unbind()
+    summed = _ops.all_reduce_statistics(torch.stack(parts), **ranks.options()).unbind()
     totals = []
     for stack in stacks:
         own, summed = summed[: len(stack.signs)], summed[len(stack.quantizers) :]

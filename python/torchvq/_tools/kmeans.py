@@ -9,8 +9,8 @@ from torch import Tensor
 
 from torchvq import ops
 from torchvq._base.arguments import expect_tensor, integer
-from torchvq._base.layout import check_bool
-from torchvq._base.transforms import has_values
+from torchvq._base.layout import check_mask
+from torchvq._base.readable import is_readable_after_wait
 from torchvq.outputs import exportable
 
 
@@ -52,7 +52,7 @@ def kmeans(
         )
     single = x.dim() == 2
     if mask is not None:
-        check_bool("kmeans", mask)
+        check_mask("kmeans", mask)
     rng = torch.tensor([integer("kmeans", "seed", seed), 0], device=x.device)
     codebook, counts = ops.kmeans(
         x[None] if single else x,
@@ -62,7 +62,7 @@ def kmeans(
         metric=metric,
         mask=mask,
     )
-    if has_values(counts) and not bool(counts.sum(-1).ne(0).all()):
+    if is_readable_after_wait(counts) and not bool(counts.sum(-1).ne(0).all()):
         unusable = "masked or zero" if metric == "cosine" else "masked"
         raise ValueError(
             f"kmeans: expected x to hold at least 1 finite vector that is not {unusable}, "

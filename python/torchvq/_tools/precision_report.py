@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-_HALF = (torch.bfloat16, torch.float16)
+from torchvq._base.wide_buffers import HALF
 
 
 class Precision(NamedTuple):
@@ -27,7 +27,7 @@ def precision_report(
     module: nn.Module,
     x: Tensor,
     *,
-    dtypes: Sequence[torch.dtype] = (torch.float32, *_HALF),
+    dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16, torch.float16),
     **kwargs: Any,
 ) -> list[Precision]:
     """Measures a quantizer in several precisions on your own data, on copies: the module stays as it is.
@@ -56,7 +56,7 @@ def precision_report(
     expected = _run(module, x, torch.float32, "input", kwargs)
     rows = []
     for dtype in dtypes:
-        for how in ("input", "module", "autocast") if dtype in _HALF else ("input", "module"):
+        for how in ("input", "module", "autocast") if dtype in HALF else ("input", "module"):
             found = _run(module, x, dtype, how, kwargs)
             rows.append(_compared(dtype, how, found, expected))
     return rows

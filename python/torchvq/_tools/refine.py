@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from torchvq._base.arguments import integer, number
+from torchvq._base.projection import projected_tokens
 from torchvq._base.ranks import ALONE, Ranks, group_of, handshake, tokens_text
-from torchvq._residual.engine import enter
 from torchvq.grouped_residual_vq import GroupedResidualVQ
 from torchvq.residual_vq import ResidualVQ
 
@@ -116,7 +116,7 @@ def _stacks(module: nn.Module, tokens: Tensor) -> tuple[list[ResidualVQ], tuple[
         module.layout.check_input(tokens)
         return [module], (tokens,)
     if isinstance(module, GroupedResidualVQ):
-        module._check(tokens)
+        module.check_input(tokens)
         return module.stacks, tokens.chunk(module.groups, module.split_dim)
     raise ValueError(
         "refine: expected module to be a ResidualVQ or GroupedResidualVQ, "
@@ -146,16 +146,16 @@ def _refined(
     token_mask = layout.token_mask(tokens, mask, None)
     group = group_of(stack.levels[0])
     ranks = Ranks(group, f"refine of {type(stack).__name__}(dim={stack.dim})") if group else ALONE
-    inputs = layout.split_heads(enter(tokens, token_mask, layout, stack.project_in))
+    projected = projected_tokens(tokens, token_mask, layout, stack.project_in)
+    inputs = layout.split_heads(projected)
     # The operator compares its options itself.
     call = f"refine, {tokens_text(inputs.dtype)}"
     handshake(stack._codebooks(), ranks, call, stack.levels[0].sync_affine_param)
-    weights = stack.beam_weights
     refined = _ops.refine_codebooks(
         inputs,
         [level._codebook.embed for level in stack.levels],
         mask=None if token_mask is None else layout.split_mask(token_mask),
-        weights=[] if weights is None else weights[: len(stack.levels)],
+        weights=stack.beam_weights(len(stack.levels)),
         group_name=ranks.group,
         label="refine",
         **options,

@@ -76,7 +76,7 @@ def verify_replicas(
             f"verify_replicas: expected module to be a torch.nn.Module, but got {type(module).__name__}"
         )
     found: list[ReplicaDifference] = []
-    asked = group_name(process_group)
+    asked = group_name("verify_replicas", process_group)
     for group, entries in _by_group(module, asked).items():
         found += _differences(entries, group)
     if found and raise_on_difference:
@@ -123,8 +123,8 @@ def _group_of(part: nn.Module) -> str:
 
 def _shared_state(part: nn.Module) -> dict[str, Tensor]:
     if isinstance(part, VectorQuantize):
-        replicas = part._codebook.replicas(affine=part.sync_affine_param)
-        return {f"_codebook.{name}": value for name, value in replicas.items()}
+        state = part._codebook.replicated_state(affine=part.sync_affine_param)
+        return {f"_codebook.{name}": value for name, value in state.items()}
     if isinstance(part, LatentQuantize):
         return {f"values_per_latent.{i}": own for i, own in enumerate(part.values_per_latent)}
     # FSQ draws other numbers on each rank.

@@ -97,7 +97,7 @@ def adapt(model: _Model, *, frozen: bool = False) -> _Model:
     if not found:
         raise ValueError(
             "adapt: expected model to have a quantizer with an adapter (torchvq.adapters.register adds one), "
-            f"but got {type(model).__module__}.{type(model).__qualname__} without"
+            f"but got {type(model).__module__}.{type(model).__qualname__} without any"
         )
     for _, module, target in found:
         module.__class__ = target

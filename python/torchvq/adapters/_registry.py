@@ -56,15 +56,24 @@ def register(target: type[nn.Module] | str) -> Callable[[_Adapter], _Adapter]:
             adapter's methods anew.
 
     Raises:
-        TypeError: when what is decorated is no subclass of :class:`Adapter`, defines no method, or defines a static
-            method, a class method or a property, which would replace the module's in training as well.
+        TypeError: when ``target`` is neither a class of modules nor a name; when what is decorated is no subclass of
+            :class:`Adapter`, defines no method, or defines a static method, a class method or a property, which would
+            replace the module's in training as well.
     """
-    name = target if isinstance(target, str) else _name(target)
+    if isinstance(target, str):
+        name = target
+    elif isinstance(target, type) and issubclass(target, nn.Module):
+        name = _name(target)
+    else:
+        raise TypeError(
+            f"register: expected target to be a subclass of nn.Module or its name, but got {target!r}"
+        )
 
     def add(adapter: _Adapter) -> _Adapter:
         if not (isinstance(adapter, type) and issubclass(adapter, Adapter)):
             raise TypeError(
-                f"register: expected a subclass of torchvq.adapters.Adapter, but got {adapter!r}"
+                "register: expected adapter to be a subclass of torchvq.adapters.Adapter, "
+                f"but got {adapter!r}"
             )
         _check_kinds(adapter)
         if not _methods(adapter):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchvq._base.arguments import expect_tensor
+from torchvq._base.arguments import expect_floating, expect_tensor
 from torchvq._base.integers import as_int64
 from torchvq._base.options import expect
 
@@ -102,9 +102,7 @@ def residual_sum(indices: Tensor, codebooks: Sequence[Tensor]) -> Tensor:
 def _check_vectors(owner: str, x: Tensor, codebook: Tensor) -> None:
     """Raises TypeError or ValueError unless there are vectors (*, D), D above 0, and codes (K, D)."""
     for name, given in (("x", x), ("codebook", codebook)):
-        expect_tensor(owner, name, given)
-        if not given.is_floating_point():
-            raise TypeError(f"{owner}: expected {name} to be floating point, but got {given.dtype}")
+        expect_floating(owner, name, given)
     _check_shape(owner, "x", x, x.dim() > 0 and x.shape[-1] > 0, "(*, D) with D at least 1")
     _check_shape(owner, "codebook", codebook, codebook.dim() == 2, "(K, D)")
 

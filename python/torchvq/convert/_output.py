@@ -21,7 +21,9 @@ def check_output(path: str | os.PathLike[str], inputs: Iterable[Path]) -> None:
         raise ConversionError(f"expected path to end in {_ENDING}, but got {os.fspath(path)}")
     for file in inputs:
         if os.path.isfile(path) and os.path.samefile(path, file):
-            raise ConversionError(f"expected another file than the input {file}")
+            raise ConversionError(
+                f"expected path to be another file than the source's, but got {file}"
+            )
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:

@@ -57,7 +57,6 @@ class NearestCodeSearch {
   static void settle_repeated(Block& block);
   bool settle_rivals(int64_t row, double limit, Block& block) const;
   void settle_open_rows(Block& block) const;
-  void settle_several(int64_t row, const float* scores, Block& block) const;
   bool settle_special(int64_t row, Block& block) const;
   double reach(int64_t position, const Block& block, int64_t row) const;
   bool set_aside_may_win(double norm, double limit) const;

@@ -42,9 +42,9 @@ void add_chunk(const at::Tensor& x, const at::Tensor& slots, const at::Tensor& c
   }
 }
 
-detail::CodeStatistics code_statistics(const at::Tensor& x, const at::Tensor& indices,
-                                       const at::Tensor& exponents,
-                                       const std::optional<at::Tensor>& mask) {
+detail::StatisticsTensors code_statistics(const at::Tensor& x, const at::Tensor& indices,
+                                          const at::Tensor& exponents,
+                                          const std::optional<at::Tensor>& mask) {
   detail::check_code_statistics(x, indices, exponents, mask);
   const int64_t heads = x.size(0), tokens = x.size(1), dim = x.size(2), size = exponents.size(1);
   auto present = indices.ne(-1);

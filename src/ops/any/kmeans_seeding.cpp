@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include <ATen/TensorOperators.h>
@@ -24,6 +25,9 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 /// Proposals per round; the cost of a round grows with their square.
 constexpr int64_t kMinPool = 64;
 constexpr int64_t kMaxPool = 1024;
+
+/// The share of all weights that proposals rejected in a round may have.
+constexpr double kMostRejected = 1.0 / 64;
 
 at::Tensor uniform_of_keys(const at::Tensor& keys, const at::Tensor& rng, int64_t stream) {
   return uniform_from_bits(
@@ -59,24 +63,45 @@ double squared_distance(const double* a, const double* b, int64_t dim) {
   return sum;
 }
 
+at::Tensor on_host(const at::Tensor& values) { return values.to(at::kDouble).cpu().contiguous(); }
+
+/// In the order of the keys, so that every device gives the same bits.
+double total_in_order(const at::Tensor& weights) {
+  const auto values = on_host(weights);
+  const auto* value = values.const_data_ptr<double>();
+  return std::accumulate(value, value + values.numel(), 0.0);
+}
+
+/// The proposals of a round, in the order in which they were drawn.
+struct Proposals {
+  at::Tensor rows, distances, chances, weights;  ///< distances and weights before the round
+};
+
 /// Rejection sampling: proposals were drawn with the distances before the round; accepting
 /// each with probability (current distance) / (distance before) gives the distribution of
-/// seeds drawn one by one. Returns the positions of accepted proposals, at most `limit`; the
-/// first is always accepted.
-std::vector<int64_t> accept(const at::Tensor& rows_, const at::Tensor& distances_,
-                            const at::Tensor& chances_, int64_t limit) {
-  const auto rows = rows_.to(at::kDouble).cpu().contiguous();
-  const auto distances = distances_.cpu().contiguous(), chances = chances_.cpu().contiguous();
+/// seeds drawn one by one. A rejected proposal is not drawn again in this round, and would
+/// leave its place to others, such as neighbours of old seeds; so the round ends when rejected
+/// ones have more than `most_rejected` of the weights. Returns the positions of accepted
+/// proposals, at most `limit`; the first is always accepted.
+std::vector<int64_t> accept(const Proposals& proposals, double most_rejected, int64_t limit) {
+  const auto rows = on_host(proposals.rows), distances = on_host(proposals.distances),
+             chances = on_host(proposals.chances), weights = on_host(proposals.weights);
   const auto* row = rows.const_data_ptr<double>();
   const auto* before = distances.const_data_ptr<double>();
   const auto* chance = chances.const_data_ptr<double>();
+  const auto* weight = weights.const_data_ptr<double>();
   const int64_t dim = rows.size(1);
+  double rejected = 0;
   std::vector<int64_t> accepted;
   for (int64_t i = 0; i < rows.size(0) && static_cast<int64_t>(accepted.size()) < limit; ++i) {
     double now = before[i];
     for (const auto other : accepted)
       now = std::min(now, squared_distance(row + i * dim, row + other * dim, dim));
-    if (accepted.empty() || !(chance[i] * before[i] > now)) accepted.push_back(i);
+    if (accepted.empty() || !(chance[i] * before[i] > now)) {
+      accepted.push_back(i);
+    } else if ((rejected += weight[i]) > most_rejected) {
+      break;
+    }
   }
   return accepted;
 }
@@ -119,7 +144,8 @@ at::Tensor spread_seeds(const Sample& sample, int64_t codebook_size, const at::T
     const auto rows = sample.rows.index_select(0, pool), keys = sample.keys.index_select(0, pool);
     const auto chances = uniform_of_keys(keys, rng, -1 - round);
     const auto accepted =
-        accept(rows, distance.index_select(0, pool), chances, codebook_size - count);
+        accept({rows, distance.index_select(0, pool), chances, weights.index_select(0, pool)},
+               kMostRejected * total_in_order(weights), codebook_size - count);
     const auto chosen = pool.index_select(0, at::tensor(accepted, at::kLong).to(pool.device()));
     const auto fresh = sample.rows.index_select(0, chosen);
     seeds.narrow(0, count, fresh.size(0)).copy_(fresh);

@@ -51,7 +51,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> latent_quantize(
     start += levels[j];
   }
   indices.masked_fill_(absent, 0);
-  auto codes = at::stack(columns, -1).to(detail::latent_dtype(x));
+  auto codes = at::stack(columns, -1).to(detail::compute_dtype(x));
   codes.masked_fill_(absent.unsqueeze(-1), std::numeric_limits<double>::quiet_NaN());
   auto squares = (wide - codes).square().sum(-1);
   auto number = at::scalar_tensor(std::max<int64_t>(x.numel(), 1), squares.options());

@@ -15,7 +15,7 @@ namespace {
 at::Tensor residual_decode(const at::Tensor& indices, at::TensorList codebooks) {
   detail::check_residual_decode(indices, codebooks);
   const auto dtype = detail::residual_decode_dtype(codebooks);
-  const auto options = indices.options().dtype(detail::residual_sum_dtype(dtype));
+  const auto options = indices.options().dtype(detail::compute_dtype(dtype));
   auto total = at::zeros({indices.size(0), indices.size(1), codebooks[0].size(-1)}, options);
   for (size_t n = 0; n < codebooks.size(); ++n) {
     const auto level = indices.select(2, static_cast<int64_t>(n));

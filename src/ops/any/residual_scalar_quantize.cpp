@@ -19,7 +19,7 @@ std::tuple<at::Tensor, at::Tensor> residual_scalar_quantize_any(const at::Tensor
                                                                 const at::Tensor& scales,
                                                                 std::string_view bound) {
   check_residual_scalar_quantize(x, levels, scales, bound);
-  auto left = x.to(scalar_dtype(x)), total = at::zeros_like(left);
+  auto left = x.to(compute_dtype(x)), total = at::zeros_like(left);
   std::vector<at::Tensor> chosen;
   for (const auto& scale : scales.to(left.scalar_type()).unbind(0)) {
     const auto [codes, indices] = ops::scalar_quantize(left / scale, levels, std::string(bound));
@@ -35,7 +35,7 @@ at::Tensor residual_scalar_quantize_backward_any(const at::Tensor& grad, const a
                                                  at::IntArrayRef levels, const at::Tensor& scales,
                                                  std::string_view bound) {
   check_residual_scalar_quantize_backward(grad, x, levels, scales, bound);
-  auto left = x.to(scalar_dtype(x)), closed = at::ones_like(left);
+  auto left = x.to(compute_dtype(x)), closed = at::ones_like(left);
   const auto one = at::ones_like(left);
   for (const auto& scale : scales.to(left.scalar_type()).unbind(0)) {
     const auto z = left / scale;

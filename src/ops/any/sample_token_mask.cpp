@@ -24,7 +24,9 @@ at::Tensor sample_token_mask(const at::Tensor& rng, c10::SymInt tokens, double f
                         .masked_fill(token_mask.logical_not(), std::numeric_limits<int64_t>::max());
   const auto rank = keys.argsort(/*stable=*/true).argsort(/*stable=*/true);
   const auto count = token_mask.sum(-1, /*keepdim=*/true);
-  const auto wanted = (count.to(at::kFloat) * fraction).to(at::kLong).clamp_min(1);
+  // A device without float64 rounds numbers of tokens above 2^24.
+  const auto wide = count.to(count.is_mps() ? at::kFloat : at::kDouble);
+  const auto wanted = (wide * fraction).to(at::kLong).clamp_min(1);
   return (rank < wanted).logical_and(token_mask);
 }
 

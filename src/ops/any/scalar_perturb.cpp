@@ -139,7 +139,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> detail::scalar_pertur
   const auto kind =
       detail::check_scalar_perturb(x_, levels, rng, quantize_rate, cdf, form, eps, mask);
   const auto absent = x_.isfinite().all(-1).logical_not();
-  const auto x = x_.to(detail::perturb_dtype(x_)).masked_fill(absent.unsqueeze(-1), 0);
+  const auto x = x_.to(detail::compute_dtype(x_)).masked_fill(absent.unsqueeze(-1), 0);
   auto [codes, numbers] = x.scalar_type() == at::kDouble ? bin_centres<double>(x, levels, kind, eps)
                                                          : bin_centres<float>(x, levels, kind, eps);
   auto acceptance = at::ones({}, x.options());
@@ -174,7 +174,7 @@ at::Tensor scalar_perturb_backward(const at::Tensor& grad, const at::Tensor& x,
                                    const at::Tensor& indices, std::string_view cdf,
                                    std::string_view form) {
   const auto kind = detail::check_scalar_perturb_backward(grad, x, indices, cdf, form);
-  const auto dtype = detail::perturb_dtype(x);
+  const auto dtype = detail::compute_dtype(x);
   auto slope = grad.to(dtype);
   if (kind.form != CodeForm::kInverse) {
     const double scale = kind.form == CodeForm::kUnit ? kRoot12 : 1.0;

@@ -32,7 +32,7 @@ Column quantize_column(const at::Tensor& x, int64_t count, detail::ScalarBound b
 std::tuple<at::Tensor, at::Tensor> scalar_quantize(const at::Tensor& x_, at::IntArrayRef levels,
                                                    std::string_view bound_name) {
   const auto bound = detail::check_scalar_quantize(x_, levels, bound_name);
-  const auto x = x_.to(detail::scalar_dtype(x_));
+  const auto x = x_.to(detail::compute_dtype(x_));
   const auto basis = detail::scalar_basis(levels);
   auto indices = x.new_zeros(x.sizes().slice(0, x.dim() - 1), x.options().dtype(at::kLong));
   std::vector<at::Tensor> codes;
@@ -70,7 +70,7 @@ at::Tensor detail::scalar_quantize_backward_any(const at::Tensor& grad, const at
                                                 at::IntArrayRef levels,
                                                 std::string_view bound_name) {
   const auto bound = detail::check_scalar_quantize_backward(grad, x, levels, bound_name);
-  const auto wide = x.to(detail::scalar_dtype(x));
+  const auto wide = x.to(detail::compute_dtype(x));
   return (grad * slope(wide, levels, bound)).to(x.scalar_type());
 }
 

@@ -82,9 +82,9 @@ void add_tokens(const T* x, int64_t dim, const detail::TokenOrder& order, const 
       });
 }
 
-detail::CodeStatistics code_statistics(const at::Tensor& x_, const at::Tensor& indices_,
-                                       const at::Tensor& exponents_,
-                                       const std::optional<at::Tensor>& mask_) {
+detail::StatisticsTensors code_statistics(const at::Tensor& x_, const at::Tensor& indices_,
+                                          const at::Tensor& exponents_,
+                                          const std::optional<at::Tensor>& mask_) {
   detail::check_code_statistics(x_, indices_, exponents_, mask_);
   const bool wide = x_.scalar_type() == at::kDouble;
   const auto x = x_.to(wide ? at::kDouble : at::kFloat).contiguous();
@@ -95,7 +95,7 @@ detail::CodeStatistics code_statistics(const at::Tensor& x_, const at::Tensor& i
   detail::TokenSlots tokens(indices.numel());
   detail::fill_slots("code_statistics", indices,
                      mask.defined() ? mask.const_data_ptr<bool>() : nullptr, size, tokens.slots);
-  const auto run = [&](const auto* data) -> detail::CodeStatistics {
+  const auto run = [&](const auto* data) -> detail::StatisticsTensors {
     auto counts = at::zeros({heads, size}, indices.options());
     auto used = at::empty({heads, size}, exponents.options());
     detail::fill_exponents(data, dim, tokens);

@@ -87,7 +87,7 @@ at::Tensor as_indices(const std::vector<int64_t>& values) {
 }
 
 /// Gives the codes `taken` of head h the candidates at `positions`.
-void write_codes(const CodebookState& state, int64_t h, const at::Tensor& taken,
+void write_codes(const DeadCodeState& state, int64_t h, const at::Tensor& taken,
                  const at::Tensor& rows, const at::Tensor& positions,
                  const at::Tensor& reset_cluster_size, int64_t cooldown_steps) {
   // Adding 0 turns -0 into +0, which have one key.
@@ -104,7 +104,7 @@ void write_codes(const CodebookState& state, int64_t h, const at::Tensor& taken,
 
 }  // namespace
 
-at::Tensor replace_codes_on_cpu(const CodebookState& state, const at::Tensor& dead_,
+at::Tensor replace_codes_on_cpu(const DeadCodeState& state, const at::Tensor& dead_,
                                 const at::Tensor& keys_, const at::Tensor& rows,
                                 const at::Tensor& rng, const at::Tensor& reset_cluster_size,
                                 int64_t cooldown_steps) {

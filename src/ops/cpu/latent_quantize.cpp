@@ -111,7 +111,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> latent_quantize(
     const at::Tensor& x_, const at::Tensor& values_, at::IntArrayRef levels, double commitment,
     double quantization, const OptionalTensor& mask_) {
   detail::check_latent_quantize(x_, values_, levels, commitment, quantization, mask_);
-  const auto x = x_.to(detail::latent_dtype(x_)).contiguous();
+  const auto x = x_.to(detail::compute_dtype(x_)).contiguous();
   const auto values = values_.to(at::kDouble).contiguous();
   const auto mask = mask_ ? mask_->contiguous() : at::Tensor();
   const auto* mask_data = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
@@ -187,7 +187,7 @@ std::tuple<at::Tensor, at::Tensor> latent_quantize_backward(
     const at::Tensor& codes_, const at::Tensor& indices_, at::IntArrayRef levels, double commitment,
     double quantization) {
   detail::check_latent_quantize_backward(grad_codes, grad_loss, x_, codes_, indices_, levels);
-  const auto dtype = detail::latent_dtype(x_);
+  const auto dtype = detail::compute_dtype(x_);
   const auto x = x_.to(dtype).contiguous(), codes = codes_.contiguous();
   const auto straight = grad_codes.to(dtype).contiguous(), indices = indices_.contiguous();
   auto grad_x = at::empty(x.sizes(), x.options());

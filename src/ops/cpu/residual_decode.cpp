@@ -48,7 +48,7 @@ void add_codes(const std::vector<Level>& levels, const int64_t* index, int64_t h
 at::Tensor residual_decode(const at::Tensor& indices_, at::TensorList codebooks) {
   detail::check_residual_decode(indices_, codebooks);
   const auto dtype = detail::residual_decode_dtype(codebooks);
-  const auto sum_dtype = detail::residual_sum_dtype(dtype);
+  const auto sum_dtype = detail::compute_dtype(dtype);
   const auto indices = indices_.contiguous();
   std::vector<Level> levels;
   for (const auto& codebook : codebooks) {

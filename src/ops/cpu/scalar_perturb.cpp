@@ -196,7 +196,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> scalar_perturb(
   if (kind.form == CodeForm::kInverse) {
     return detail::scalar_perturb_any(x_, levels, rng, quantize_rate, cdf, form, eps, mask_);
   }
-  const auto x = x_.to(detail::perturb_dtype(x_)).contiguous();
+  const auto x = x_.to(detail::compute_dtype(x_)).contiguous();
   const auto mask = mask_ ? mask_->contiguous() : at::Tensor();
   const auto* mask_data = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
   const auto whole = x.options().dtype(at::kLong);
@@ -291,7 +291,7 @@ at::Tensor scalar_perturb_backward(const at::Tensor& grad, const at::Tensor& x_,
                                    const at::Tensor& indices_, std::string_view cdf,
                                    std::string_view form) {
   const auto kind = detail::check_scalar_perturb_backward(grad, x_, indices_, cdf, form);
-  const auto dtype = detail::perturb_dtype(x_);
+  const auto dtype = detail::compute_dtype(x_);
   const auto x = x_.to(dtype).contiguous(), indices = indices_.contiguous();
   auto result = at::empty(x.sizes(), x.options());
   const auto run = dtype == at::kDouble ? choose_slopes<double> : choose_slopes<float>;

@@ -84,7 +84,7 @@ void compare_rows(const at::Tensor& x, at::IntArrayRef levels, detail::ScalarBou
 std::tuple<at::Tensor, at::Tensor> scalar_quantize(const at::Tensor& x_, at::IntArrayRef levels,
                                                    std::string_view bound_name) {
   const auto bound = detail::check_scalar_quantize(x_, levels, bound_name);
-  const auto x = x_.to(detail::scalar_dtype(x_)).contiguous();
+  const auto x = x_.to(detail::compute_dtype(x_)).contiguous();
   auto codes = at::empty(x.sizes(), x.options());
   auto indices = at::empty(x.sizes().slice(0, x.dim() - 1), x.options().dtype(at::kLong));
   if (x.scalar_type() == at::kDouble) {

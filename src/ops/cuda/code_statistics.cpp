@@ -8,9 +8,9 @@
 namespace torchvq {
 namespace {
 
-detail::CodeStatistics cuda_code_statistics(const at::Tensor& x, const at::Tensor& indices,
-                                            const at::Tensor& exponents_,
-                                            const std::optional<at::Tensor>& mask) {
+detail::StatisticsTensors cuda_code_statistics(const at::Tensor& x, const at::Tensor& indices,
+                                               const at::Tensor& exponents_,
+                                               const std::optional<at::Tensor>& mask) {
   using namespace detail::TORCHVQ_CUDA_NAMESPACE;
   detail::check_code_statistics(x, indices, exponents_, mask);
   const OnDevice device(x);

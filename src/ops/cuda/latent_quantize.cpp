@@ -76,7 +76,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> cuda_latent_quantize(
         "torchvq::latent_quantize", x_, values_, levels, commitment, quantization, mask_);
   }
   const OnDevice device(x_);
-  const auto x = x_.to(detail::latent_dtype(x_)).contiguous();
+  const auto x = x_.to(detail::compute_dtype(x_)).contiguous();
   const auto values = values_.to(at::kDouble).contiguous();
   const auto mask = mask_ ? mask_->contiguous() : at::Tensor();
   const auto run =
@@ -127,7 +127,7 @@ std::tuple<at::Tensor, at::Tensor> cuda_latent_quantize_backward(
         commitment, quantization);
   }
   const OnDevice device(x_);
-  const auto dtype = detail::latent_dtype(x_);
+  const auto dtype = detail::compute_dtype(x_);
   const auto run =
       dtype == at::kDouble ? cuda_latent_gradients<double> : cuda_latent_gradients<float>;
   auto [grad_x, grad_values] =

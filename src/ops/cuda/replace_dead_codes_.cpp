@@ -72,7 +72,7 @@ class CudaCandidates {
 /// writes back.
 class CudaRepairedCodebook {
  public:
-  CudaRepairedCodebook(const detail::CodebookState& state, const at::Tensor& x,
+  CudaRepairedCodebook(const detail::DeadCodeState& state, const at::Tensor& x,
                        const at::Tensor& counts, const at::Tensor& rng, at::Tensor replaced)
       : candidates(x, rng, state.embed.size(1), state.embed.size(1), std::move(replaced),
                    state.embed.size(1) + kOfHead),

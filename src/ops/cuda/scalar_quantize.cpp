@@ -36,7 +36,7 @@ CudaScalarResult cuda_scalar_quantize(const at::Tensor& x_, at::IntArrayRef leve
                                       std::string_view bound_name) {
   const auto bound = detail::check_scalar_quantize(x_, levels, bound_name);
   const OnDevice device(x_);
-  const auto x = x_.to(detail::scalar_dtype(x_)).contiguous();
+  const auto x = x_.to(detail::compute_dtype(x_)).contiguous();
   if (x.scalar_type() == at::kDouble) {
     if (const auto tables = detail::scalar_tables<double>(levels, bound)) {
       return cuda_scalar_rows(x, *tables, device);

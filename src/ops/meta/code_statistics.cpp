@@ -5,9 +5,9 @@
 namespace torchvq {
 namespace {
 
-detail::CodeStatistics code_statistics(const at::Tensor& x, const at::Tensor& indices,
-                                       const at::Tensor& exponents,
-                                       const std::optional<at::Tensor>& mask) {
+detail::StatisticsTensors code_statistics(const at::Tensor& x, const at::Tensor& indices,
+                                          const at::Tensor& exponents,
+                                          const std::optional<at::Tensor>& mask) {
   detail::check_code_statistics(x, indices, exponents, mask);
   const auto heads = x.sym_size(0), size = exponents.sym_size(1), dim = x.sym_size(2);
   const c10::SymInt words = detail::sum_words(x.scalar_type());

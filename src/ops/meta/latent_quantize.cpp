@@ -11,7 +11,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> latent_quantize(
     const at::Tensor& x, const at::Tensor& values, at::IntArrayRef levels, double commitment,
     double quantization, const OptionalTensor& mask) {
   detail::check_latent_quantize(x, values, levels, commitment, quantization, mask);
-  const auto options = x.options().dtype(detail::latent_dtype(x));
+  const auto options = x.options().dtype(detail::compute_dtype(x));
   const auto sizes = x.sym_sizes();
   return {x.new_empty_symint(sizes, options),
           x.new_empty_symint(sizes.slice(0, sizes.size() - 1), x.options().dtype(at::kLong)),

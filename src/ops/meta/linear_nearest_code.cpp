@@ -14,7 +14,7 @@ std::tuple<at::Tensor, at::Tensor> linear_nearest_code(const at::Tensor& x,
                                                        const at::Tensor& weight,
                                                        const std::optional<at::Tensor>& bias) {
   detail::check_linear_nearest_code(x, frozen, weight, bias);
-  const auto options = x.options().dtype(detail::nearest_code_dtype(x, frozen));
+  const auto options = x.options().dtype(detail::value_dtype(x, frozen));
   return {x.new_empty_symint(x.sym_sizes(), options),
           x.new_empty_symint({x.sym_size(0), x.sym_size(1)}, options.dtype(at::kLong))};
 }

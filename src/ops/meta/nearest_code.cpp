@@ -12,7 +12,7 @@ detail::NearestCodeTensors nearest_code(const at::Tensor& x, const at::Tensor& c
                                         bool return_distances,
                                         const std::optional<at::Tensor>& mask) {
   detail::check_nearest_code(x, codebook, metric, bias, topk, mask);
-  const auto options = x.options().dtype(detail::nearest_code_dtype(x, codebook));
+  const auto options = x.options().dtype(detail::value_dtype(x, codebook));
   const auto shape = detail::nearest_code_shape(x, topk);
   auto codes_shape = shape;
   codes_shape.push_back(x.sym_size(-1));

@@ -13,7 +13,7 @@ std::tuple<at::Tensor, at::Tensor> residual_scalar_quantize(const at::Tensor& x,
                                                             std::string_view bound) {
   detail::check_residual_scalar_quantize(x, levels, scales, bound);
   auto sizes = x.sym_sizes().vec();
-  const auto quantized = x.new_empty_symint(sizes, x.options().dtype(detail::scalar_dtype(x)));
+  const auto quantized = x.new_empty_symint(sizes, x.options().dtype(detail::compute_dtype(x)));
   sizes.back() = scales.sym_size(0);
   return {quantized, x.new_empty_symint(sizes, x.options().dtype(at::kLong))};
 }

@@ -13,7 +13,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> scalar_perturb(
     const at::Tensor& x, at::IntArrayRef levels, const OptionalTensor& rng, double quantize_rate,
     std::string_view cdf, std::string_view form, double eps, const OptionalTensor& mask) {
   detail::check_scalar_perturb(x, levels, rng, quantize_rate, cdf, form, eps, mask);
-  const auto values = x.options().dtype(detail::perturb_dtype(x));
+  const auto values = x.options().dtype(detail::compute_dtype(x));
   const auto numbers = x.options().dtype(at::kLong);
   const auto sizes = x.sym_sizes();
   return {x.new_empty_symint(sizes, values), x.new_empty_symint(sizes, numbers),

@@ -11,7 +11,7 @@ std::tuple<at::Tensor, at::Tensor> scalar_quantize(const at::Tensor& x, at::IntA
                                                    std::string_view bound) {
   detail::check_scalar_quantize(x, levels, bound);
   const auto sizes = x.sym_sizes();
-  return {x.new_empty_symint(sizes, x.options().dtype(detail::scalar_dtype(x))),
+  return {x.new_empty_symint(sizes, x.options().dtype(detail::compute_dtype(x))),
           x.new_empty_symint(sizes.slice(0, sizes.size() - 1), x.options().dtype(at::kLong))};
 }
 

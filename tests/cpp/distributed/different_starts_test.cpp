@@ -1,4 +1,6 @@
-// Ranks that begin with different modules: one of them has loaded a checkpoint.
+// Ranks whose modules differ: one of them has loaded a checkpoint, has another optimizer, or evaluates
+// a part.
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -6,10 +8,12 @@
 
 #include <gtest/gtest.h>
 #include <torch/optim/adam.h>
+#include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
+#include <torchvq/modules/grouped_residual_vq.h>
+#include <torchvq/modules/hierarchical_vq.h>
 #include <torchvq/modules/state_dict.h>
-#include <torchvq/modules/vector_quantize.h>
 
 #include "distributed/ranks.h"
 #include "distributed/synced_modules_support.h"
@@ -20,6 +24,7 @@ namespace {
 using testing::batch_of;
 using testing::Configure;
 using testing::group_of;
+using testing::kDim;
 using testing::on_ranks;
 using testing::options_with;
 
@@ -63,12 +68,120 @@ TEST(DifferentStartsTest, TheStateOfAnOwnOptimizerIsLoadedOnAllRanksOrNone) {
   load_state_dict(*one.ranks[0], state_dict(*one.trained));
   for (const auto& error : one.step()) {
     EXPECT_NE(
-        error.find("rank 0: own optimizer true with loaded state; rank 1: own optimizer true"),
+        error.find(
+            "rank 0: own optimizer torch::optim::Adam of rate 0.05 with loaded state; rank 1: "
+            "own optimizer torch::optim::Adam of rate 0.05"),
         std::string::npos)
         << error;
   }
   for (auto& rank : both.ranks) load_state_dict(*rank, state_dict(*both.trained));
   EXPECT_EQ(both.step(), std::vector<std::string>(2));
+}
+
+CodebookOptimizer sgd(double rate) {
+  return [rate](std::vector<torch::Tensor> parameters) {
+    return std::make_shared<torch::optim::SGD>(std::move(parameters),
+                                               torch::optim::SGDOptions(rate));
+  };
+}
+
+void expect_each_has(const std::vector<std::string>& errors, const std::string& part) {
+  for (const auto& error : errors) EXPECT_NE(error.find(part), std::string::npos) << error;
+}
+
+TEST(DifferentStartsTest, OwnOptimizersHaveOneRateAtTheirStart) {
+  const std::string difference =
+      "rank 0: own optimizer torch::optim::SGD of rate 0.5; rank 1: own optimizer "
+      "torch::optim::SGD of rate 0.1";
+  const auto options = [](int rank, double rate) {
+    return VectorQuantizeOptions(kDim)
+        .codebook_size(24)
+        .process_group(group_of(rank))
+        .learnable_codebook(true)
+        .ema_update(false)
+        .in_place_codebook_optimizer(sgd(rate));
+  };
+  const auto x = batch_of(0, 2)[1].x;
+  expect_each_has(on_ranks(2,
+                           [&](int rank, const std::string&) {
+                             VectorQuantize(options(rank, rank == 0 ? 0.5 : 0.1))->forward(x);
+                           }),
+                  difference);
+  for (const bool shared : {false, true}) {
+    expect_each_has(on_ranks(2,
+                             [&](int rank, const std::string&) {
+                               ResidualVQ(ResidualVQOptions(kDim)
+                                              .num_quantizers(2)
+                                              .codebook_size(24)
+                                              .shared_codebook(shared)
+                                              .vq(options(rank, rank == 0 ? 0.5 : 0.1)))
+                                   ->forward(x);
+                             }),
+                    difference);
+  }
+  const auto same = on_ranks(
+      2, [&](int rank, const std::string&) { VectorQuantize(options(rank, 0.5))->forward(x); });
+  EXPECT_EQ(same, std::vector<std::string>(2));
+}
+
+// A part that evaluates on rank 1 -----------------------------------------------------------------
+
+/// Trains two models that share a group each, after `change` of the second one; both must hear of
+/// it. Then trains two after `change` of both.
+template <typename Model>
+void expect_a_sentence(const std::function<Model(int)>& make,
+                       const std::function<void(Model&)>& change, const torch::Tensor& x,
+                       const std::string& part) {
+  for (const bool both : {false, true}) {
+    torch::manual_seed(0);
+    std::vector<Model> models{make(0), make(1)};
+    const auto errors = on_ranks(2, [&](int rank, const std::string&) {
+      if (both || rank == 1) change(models[rank]);
+      for (int step = 0; step < 2; ++step) models[rank]->forward(x);
+    });
+    if (both) {
+      EXPECT_EQ(errors, std::vector<std::string>(2));
+    } else {
+      expect_each_has(errors, part);
+    }
+  }
+}
+
+ResidualVQOptions stack_options(int rank, bool kmeans) {
+  return ResidualVQOptions(kDim).num_quantizers(3).codebook_size(24).vq(options_with(
+      [&](auto& o) { o.kmeans_init(kmeans).threshold_ema_dead_code(1); }, group_of(rank)));
+}
+
+TEST(DifferentStartsTest, ALevelThatEvaluatesOnOneRankIsASentence) {
+  for (const bool kmeans : {false, true}) {
+    expect_a_sentence<ResidualVQ>([&](int rank) { return ResidualVQ(stack_options(rank, kmeans)); },
+                                  [](auto& stack) { stack->levels[1]->eval(); },
+                                  batch_of(0, 2)[1].x, "rank 1: evaluating levels 1");
+  }
+}
+
+TEST(DifferentStartsTest, AScaleThatEvaluatesOnOneRankIsASentence) {
+  const auto make = [](int rank) {
+    return HierarchicalVQ(HierarchicalVQOptions(kDim, 8, {1, 2, 4})
+                              .accept_image_fmap(true)
+                              .shared_codebook(false)
+                              .process_group(group_of(rank)));
+  };
+  expect_a_sentence<HierarchicalVQ>(
+      make, [](auto& module) { module->vqs[2]->eval(); }, torch::ones({6, kDim, 4, 4}),
+      "rank 1: evaluating levels 2");
+}
+
+TEST(DifferentStartsTest, AGroupThatEvaluatesOnOneRankIsASentence) {
+  const auto make = [](int rank) {
+    return GroupedResidualVQ(
+        GroupedResidualVQOptions(kDim).groups(2).rvq(stack_options(rank, /*kmeans=*/true)));
+  };
+  for (const int group : {0, 1}) {
+    expect_a_sentence<GroupedResidualVQ>(
+        make, [&](auto& model) { model->rvqs[group]->eval(); }, batch_of(0, 2)[1].x,
+        "training groups " + std::to_string(1 - group));
+  }
 }
 
 }  // namespace

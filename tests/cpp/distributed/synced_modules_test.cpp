@@ -365,7 +365,7 @@ TEST(SyncedModulesTest, OptionsThatDecideOnMessagesMustBeEqual) {
       {[&](auto& o) {
          o.learnable_codebook(true).ema_update(false).in_place_codebook_optimizer(sgd);
        },
-       "own optimizer false", "own optimizer true"},
+       "own optimizer none", "own optimizer torch::optim::SGD of rate 0.1"},
       {[](auto& o) { o.affine_param(true).sync_affine_param(true); }, "affine false",
        "affine true"},
   };

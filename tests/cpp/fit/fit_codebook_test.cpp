@@ -138,7 +138,8 @@ TEST(FitCodebookTest, RefusesBadOptions) {
   expect_throw_with<c10::ValueError>([&] { fit_codebook(x, options_of(31)); },
                                      "in [1, 30], the number of vectors, but got 31");
   expect_throw_with<c10::ValueError>([&] { fit_codebook(x, options_of(0)); }, "but got 0");
-  expect_throw_with<c10::ValueError>([&] { fit_codebook(x, options_of(3, "dot")); }, "but got dot");
+  expect_throw_with<c10::ValueError>([&] { fit_codebook(x, options_of(3, "dot")); },
+                                     "but got 'dot'");
   expect_throw_with<c10::ValueError>([&] { fit_codebook(x, options_of(3, "cosine", -1)); },
                                      "at least 0, but got -1");
 }
@@ -194,7 +195,6 @@ TEST(CodebookStackTest, HasOnlyItsOwnColumns) {
   const CodebookStack none, stack{{{at::ones({5, 4})}}};
   EXPECT_THROW(none.dim(), c10::ValueError);
   EXPECT_THROW(none.columns(), c10::ValueError);
-  EXPECT_THROW(none.largest_codebook(), c10::ValueError);
   EXPECT_THROW(none.paths(), c10::ValueError);
   EXPECT_THROW(none.codebook(0), c10::ValueError);
   EXPECT_EQ(stack.codebook(0).size(0), 5);

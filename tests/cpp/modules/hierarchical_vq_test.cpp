@@ -15,6 +15,8 @@
 #include <torchvq/modules/hierarchical_vq.h>
 #include <torchvq/modules/state_dict.h>
 
+#include "modules/vector_quantize_support.h"
+
 namespace torchvq::hierarchical_vq_test {
 namespace {
 
@@ -245,6 +247,16 @@ TEST(HierarchicalVQTest, EachScaleLearnsByItsOwnOptions) {
       for (int64_t n = 0; n < 3; ++n)
         EXPECT_EQ(at::equal(before[n], module->get_vq(n).codebook()), n == scale) << n;
     }
+  }
+}
+
+TEST(HierarchicalVQTest, ABridgeThatFailsInALaterScaleLeavesTheState) {
+  for (const bool shared : {false, true}) {
+    HierarchicalVQ module(options().shared_codebook(shared));
+    for (auto& vq : module->vqs) {
+      vq->codebook_state->options.vq_bridge(torch::nn::AnyModule(testing::FragileBridge()));
+    }
+    testing::expect_undone(module, normal({2, 6, 8, 8}), 1);
   }
 }
 

@@ -69,7 +69,9 @@ TEST(LatentQuantizeTest, InPlaceOptimizerStepsAndItsStateIsSaved) {
   const auto moved = one->values()[0].detach().clone();
   one(at::zeros({2, 3, 0}));  // without a token there is no step, which the moments would make
   EXPECT_TRUE(at::equal(one->values()[0], moved));
+  EXPECT_EQ(two->in_place_optimizer_text(), "torch::optim::Adam of rate 0.05");
   load_state_dict(*two, state_dict(*one));
+  EXPECT_EQ(two->in_place_optimizer_text(), "torch::optim::Adam of rate 0.05 with loaded state");
   const auto copy = std::dynamic_pointer_cast<LatentQuantizeImpl>(one->clone());
   const auto expected = one(x).quantized;
   EXPECT_TRUE(at::equal(expected, two(x).quantized));

@@ -54,14 +54,14 @@ TEST(RefineTest, GroupsAreRefinedEachByItself) {
 
 TEST(RefineTest, RefusesWhatItCannotRefine) {
   const auto message = [](const char* what) {
-    return std::string("refine: expected module to be without ") + what;
+    return std::string("refine: expected module to have no ") + what;
   };
   const auto refuses = [&](const StackOptions& options, const char* what) {
     auto stack = ResidualVQ(options);
     expect_throw_with<c10::ValueError>([&] { refine(stack, tokens()); }, message(what));
   };
   refuses(with([](auto& o) { o.vq().use_cosine_sim(true); }), "cosine codebooks");
-  refuses(with([](auto& o) { o.vq().affine_param(true); }), "an affine map of the codes");
+  refuses(with([](auto& o) { o.vq().affine_param(true); }), "affine map of the codes");
   refuses(with([](auto& o) { o.implicit_neural_codebook(true); }), "implicit neural codebooks");
   refuses(with([](auto& o) { o.vq().kmeans_init(true); }), "codes that are not set");
   auto stack = make_stack(stack_options());
@@ -69,7 +69,7 @@ TEST(RefineTest, RefusesWhatItCannotRefine) {
                                      "at least 16 finite vectors");
   expect_throw_with<c10::ValueError>(
       [&] { refine(stack, tokens(), std::nullopt, RefineCodebooksOptions().ridge(-1)); },
-      "refine: expected ridge to be above 0, but got -1");
+      "refine: expected ridge to be finite and positive, but got -1");
 }
 
 }  // namespace

@@ -62,25 +62,25 @@ TEST(RefusedCallsTest, TargetsLeaveNoTrace) {
       VectorQuantize vq(way);
       leaves_no_trace<Error>(
           vq, [&] { vq(x, CallOptions().indices(wrong)); },
-          "VectorQuantize: expected indices to be " + fragment);
+          "VectorQuantize: expected indices to " + fragment);
       ResidualVQ rvq(stack(way));
       leaves_no_trace<Error>(
           rvq, [&] { rvq(x, ResidualVQForwardOptions().indices(levels)); },
-          "ResidualVQ: expected indices to be " + fragment);
+          "ResidualVQ: expected indices to " + fragment);
       GroupedResidualVQ grouped(GroupedResidualVQOptions(2 * kDim).groups(2).rvq(stack(way)));
       leaves_no_trace<Error>(
           grouped,
           [&] { grouped(normal({2, 6, 2 * kDim}), ResidualVQForwardOptions().indices(groups)); },
-          "ResidualVQ: expected indices to be " + fragment);
+          "ResidualVQ: expected indices to " + fragment);
     }
   };
   const std::type_identity<c10::IndexError> index;
-  refuse(index, at::full({2, 6}, kCodes, at::kLong), "in [-1, 8), but got 8");
-  refuse(index, at::full({2, 6}, -2, at::kLong), "in [-1, 8), but got -2");
+  refuse(index, at::full({2, 6}, kCodes, at::kLong), "be in [-1, 8), but got 8");
+  refuse(index, at::full({2, 6}, -2, at::kLong), "be in [-1, 8), but got -2");
   refuse(std::type_identity<c10::ValueError>(), at::zeros({2, 5}, at::kLong),
-         "of shape [2, 6], but got shape [2, 5]");
-  refuse(std::type_identity<c10::ValueError>(), at::zeros({6, 2}, at::kLong), "of shape [2, 6]");
-  refuse(std::type_identity<c10::TypeError>(), at::zeros({2, 6}), "integers, but got Float");
+         "have shape [2, 6], but got shape [2, 5]");
+  refuse(std::type_identity<c10::ValueError>(), at::zeros({6, 2}, at::kLong), "have shape [2, 6]");
+  refuse(std::type_identity<c10::TypeError>(), at::zeros({2, 6}), "be integers, but got Float");
 }
 
 TEST(RefusedCallsTest, TargetsOfScalesLeaveNoTrace) {

@@ -173,6 +173,27 @@ TEST(ResidualVQStateTest, OwnOptimizersDoNotStepWithoutAToken) {
   }
 }
 
+TEST(ResidualVQStateTest, ABridgeThatFailsInALaterLevelLeavesTheState) {
+  const auto x = normal({2, 30, kDim});
+  for (const bool affine : {false, true}) {
+    auto options = stack_options();
+    options.vq().kmeans_init(!affine).affine_param(affine).vq_bridge(
+        torch::nn::AnyModule(FragileBridge()));
+    expect_undone(ResidualVQ(options), x, 1);
+    expect_undone(ResidualVQ(StackOptions(options).beam_size(3)), x, 1);
+    expect_undone(ResidualVQ(StackOptions(options).shared_codebook(true)), x, 1);
+    expect_undone(GroupedResidualVQ(GroupedResidualVQOptions(kDim).groups(2).rvq(options)), x,
+                  kLevels + 1);
+  }
+}
+
+TEST(ResidualVQStateTest, NoGroupLearnsBeforeABridgeFails) {
+  auto options = stack_options();
+  options.vq().threshold_ema_dead_code(2).vq_bridge(torch::nn::AnyModule(FragileBridge()));
+  expect_undone(GroupedResidualVQ(GroupedResidualVQOptions(kDim).groups(2).rvq(options)),
+                normal({2, 30, kDim}), kLevels + 1);
+}
+
 TEST(ResidualVQStateTest, GroupsThatShareCodebooksNameTheirBridgeUnderEveryLevel) {
   auto options = with([](auto& o) {
     o.shared_codebook(true).vq().learnable_codebook(true).ema_update(false);

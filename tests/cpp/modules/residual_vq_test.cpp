@@ -242,7 +242,7 @@ std::vector<Change> changes_of_a_level() {
   return {[](auto& level) { level.codebook_state->options.decay(0.1); },
           [](auto& level) { level.codebook_state->options.threshold_ema_dead_code(2); },
           [](auto& level) { level.options.freeze_codebook(true); },
-          [](auto& level) { level.eval(); }};
+          [](auto& level) { level.options.ema_update(false); }, [](auto& level) { level.eval(); }};
 }
 
 TEST(ResidualVQTest, EachLevelLearnsByItsOwnOptions) {
@@ -278,6 +278,16 @@ TEST(ResidualVQTest, EachLevelLearnsByItsOwnOptions) {
       }
     }
   }
+}
+
+TEST(ResidualVQTest, ALevelWithoutMovingAveragesKeepsItsCodes) {
+  auto stack = make_stack(stack_options());
+  stack->levels[1]->options.ema_update(false);
+  std::vector<torch::Tensor> before;
+  for (auto& level : stack->levels) before.push_back(level->codebook().clone());
+  stack(normal({2, 20, kDim}));
+  for (int64_t n = 0; n < kLevels; ++n)
+    EXPECT_EQ(at::equal(stack->levels[n]->codebook(), before[n]), n == 1) << n;
 }
 
 TEST(ResidualVQTest, AFrozenLevelThatSamplesDrawsInEveryStep) {
@@ -364,6 +374,17 @@ TEST(GroupedResidualVQTest, EachGroupIsAStackOfItsOwnFeatures) {
 }
 
 // Errors ------------------------------------------------------------------------------------------
+
+TEST(GroupedResidualVQTest, AGroupLearnsBesideOneThatEvaluates) {
+  GroupedResidualVQ groups(GroupedResidualVQOptions(kDim).groups(2).rvq(
+      with([](auto& o) { o.vq().affine_param(true); })));
+  groups->rvqs[0]->eval();
+  const auto first = state_of(*groups->rvqs[0]);
+  const auto second = groups->rvqs[1]->levels[0]->codebook_state->embed.clone();
+  groups(normal({2, 20, kDim}), StackCall().return_all_codes(true));
+  expect_same_state(state_of(*groups->rvqs[0]), first);
+  EXPECT_FALSE(at::equal(groups->rvqs[1]->levels[0]->codebook_state->embed, second));
+}
 
 TEST(ResidualVQTest, WrongOptionsAreNamed) {
   const auto refuse = [](const StackOptions& wrong, const std::string& fragment) {

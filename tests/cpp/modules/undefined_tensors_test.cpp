@@ -83,15 +83,15 @@ TEST(UndefinedTensorsTest, PlainQuantizersNameThem) {
   refuses([&] { kCodes(lfq); }, "LFQ", "indices");
   refuses([&] { lfq->bits_to_codes(kNone); }, "LFQ", "bits");
   FSQ fsq(FSQOptions({5, 5, 5, 5}));
-  refuses([&] { fsq(kNone); }, "FSQ", "x");
+  refuses([&] { fsq(kNone); }, "FSQ", "z");
   refuses([&] { kCodes(fsq); }, "FSQ", "indices");
   FSP fsp(FSPOptions({5, 5, 5, 5}));
-  refuses([&] { fsp(kNone); }, "FSP", "x");
+  refuses([&] { fsp(kNone); }, "FSP", "z");
   SimVQ sim(SimVQOptions(4, 8));
   refuses([&] { sim(x, kNone); }, "SimVQ", "mask");
   refuses([&] { kCodes(sim); }, "SimVQ", "indices");
   LatentQuantize latent(LatentQuantizeOptions({5, 5, 5, 5}, 4));
-  refuses([&] { latent(kNone); }, "LatentQuantize", "x");
+  refuses([&] { latent(kNone); }, "LatentQuantize", "z");
   refuses([&] { kCodes(latent); }, "LatentQuantize", "indices");
   BinaryMapper bits{BinaryMapperOptions(4)};
   refuses([&] { bits(kNone); }, "BinaryMapper", "logits");
@@ -157,8 +157,6 @@ TEST(UndefinedTensorsTest, FunctionsNameThem) {
   refuses([&] { F::affine_codes(kNone, tokens, tokens, tokens, tokens); }, "affine_codes", "embed");
   refuses([&] { F::affine_codes(tokens, tokens, kNone, tokens, tokens); }, "affine_codes",
           "batch_variance");
-  refuses([&] { F::has_tokens(kNone); }, "has_tokens", "x");
-  refuses([&] { F::has_tokens(tokens, kNone); }, "has_tokens", "mask");
   refuses([&] { F::wide_codes(kNone, tokens, tokens, 1e-5, "euclidean"); }, "wide_codes", "embed");
   refuses([&] { F::wide_codes(tokens, kNone, tokens, 1e-5, "euclidean"); }, "wide_codes",
           "cluster_size");

@@ -254,7 +254,7 @@ TEST(VectorQuantizeStateTest, WrongCheckpointsAreNamedAndLeaveTheModule) {
     expect_same_state(state_of(module), before);
   };
   refuse([](State& state) { state.erase("_codebook.embed"); },
-         "expected _codebook.embed to be in the state");
+         "expected the state to have _codebook.embed");
   refuse([](State& state) { state["other"] = at::zeros({1}); }, "but got other");
   refuse([](State& state) { state["_codebook.rng"] = at::zeros({3}, at::kLong); },
          "expected _codebook.rng to have shape [2], but got [3]");
@@ -302,12 +302,20 @@ TEST(VectorQuantizeStateTest, CandidatesInEvaluationGoWithAnInPlaceOptimizer) {
   const auto call = CallOptions().topk(3);
   expect_throw_with<c10::ValueError>(
       [&] { module(x, call); },
-      "VectorQuantize: expected topk in training without in_place_codebook_optimizer, but got "
-      "topk 3 with one");
+      "VectorQuantize: expected topk to be none in training with in_place_codebook_optimizer, but "
+      "got 3");
   module->eval();
   const auto output = module(x, call);
   const auto distances = x.unsqueeze(2) - module->get_codes_from_indices(output.indices);
   EXPECT_TRUE(at::allclose(output.loss, distances.square().mean(-1)));
+}
+
+TEST(VectorQuantizeStateTest, ABridgeThatFailsLeavesTheState) {
+  for (const bool affine : {false, true}) {
+    auto module = make(options().kmeans_init(!affine).affine_param(affine).vq_bridge(
+        torch::nn::AnyModule(FragileBridge())));
+    expect_undone(module, normal({2, 30, kDim}), 0);
+  }
 }
 
 TEST(VectorQuantizeStateTest, CastsLeaveTheAveragesWideAndTheSeedWhole) {

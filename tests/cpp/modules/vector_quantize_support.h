@@ -2,10 +2,12 @@
 #pragma once
 
 #include <map>
+#include <stdexcept>
 #include <string>
 
 #include <gtest/gtest.h>
 
+#include <torch/nn/cloneable.h>
 #include <torch/types.h>
 
 #include <torchvq/modules/state_dict.h>
@@ -49,6 +51,29 @@ inline void expect_same_state(const State& actual, const State& expected) {
     EXPECT_EQ(actual.at(name).scalar_type(), value.scalar_type()) << name;
     EXPECT_TRUE(at::equal(actual.at(name), value)) << name;
   }
+}
+
+/// A bridge of a user, which throws std::runtime_error after `calls` more calls.
+struct FragileBridgeImpl : torch::nn::Cloneable<FragileBridgeImpl> {
+  static constexpr int kNever = -1;
+  void reset() override {}
+  torch::Tensor forward(const torch::Tensor& codes) {
+    if (calls != kNever && calls-- == 0) throw std::runtime_error("a bridge that fails");
+    return codes * 1;
+  }
+  static inline int calls = kNever;
+};
+TORCH_MODULE(FragileBridge);
+
+/// A forward whose bridge fails after `calls` calls must leave the state.
+template <typename Model>
+void expect_undone(Model model, const torch::Tensor& x, int calls) {
+  const auto before = copy_of(state_dict(*model));
+  FragileBridge::Impl::calls = calls;
+  EXPECT_THROW(model(x), std::runtime_error);
+  FragileBridge::Impl::calls = FragileBridge::Impl::kNever;
+  expect_same_state(copy_of(state_dict(*model)), before);
+  EXPECT_NO_THROW(model(x));
 }
 
 /// The nearest code of each token (T, D) among (K, D), in float64, the lowest index first.

@@ -391,8 +391,8 @@ TEST(VectorQuantizeTest, WrongOptionsAreNamed) {
   refuse(options().eps(0), "expected eps to be above 0");
   refuse(options().accept_image_fmap(true).accept_3d_fmap(true), "accept_3d_fmap, but got both");
   refuse(options().learnable_codebook(true), "pass ema_update=False");
-  refuse(options().directional_reparam(true), "directional_reparam needs threshold_ema_dead_code");
-  refuse(options().sync_update_v(0.5), "sync_update_v needs learnable_codebook");
+  refuse(options().directional_reparam(true), "above 0 with directional_reparam, but got 0");
+  refuse(options().sync_update_v(0.5), "sync_update_v to be 0 without learnable_codebook");
 }
 
 TEST(VectorQuantizeTest, WrongCallsAreNamedAndLeaveTheState) {
@@ -422,6 +422,20 @@ TEST(VectorQuantizeTest, WrongCallsAreNamedAndLeaveTheState) {
   expect_throw_with<c10::IndexError>(
       [&] { module->get_codes_from_indices(at::full({1}, kCodes, at::kLong)); }, "");
   expect_same_state(state_of(module), before);
+}
+
+TEST(VectorQuantizeTest, OptionsWithADefaultAreThoseOfTheCall) {
+  auto module = make(options());
+  module->options.ema_update(false).rotation_trick(false);
+  EXPECT_FALSE(module->resolved().rotation_trick);
+  const auto before = module->codebook().clone();
+  const auto x = normal({1, 30, kDim});
+  module(x);
+  module->update_ema_indices(x, at::zeros({1, 30}, at::kLong));
+  EXPECT_TRUE(at::equal(module->codebook(), before));
+  module->options.ema_update(true);
+  module(x);
+  EXPECT_FALSE(at::equal(module->codebook(), before));
 }
 
 TEST(VectorQuantizeTest, GivenIndicesReplaceDeadCodesInTrainingAlone) {

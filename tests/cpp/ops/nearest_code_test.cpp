@@ -247,7 +247,7 @@ TEST(NearestCodeTest, BadArgumentsAreReported) {
                                      "nearest_code: expected x to have at least 1 dim");
   expect_throw_with<c10::ValueError>(
       [&] { nearest_code(x, codebook, NearestCodeOptions().metric("dot")); },
-      R"(nearest_code: expected metric to be "euclidean" or "cosine", but got "dot")");
+      "nearest_code: expected metric to be 'euclidean' or 'cosine', but got 'dot'");
   expect_throw_with<c10::ValueError>(
       [&] { nearest_code(x, codebook, NearestCodeOptions().topk(5)); },
       "nearest_code: expected topk to be in [1, 4], but got 5");

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchvq._codebook.search import prepare, stored_codes
 from torchvq._residual.beam import best_paths
-from torchvq._residual.step import Step
+from torchvq._residual.step import LevelsResult
 
 if TYPE_CHECKING:
     from torchvq._residual.levels import StackRequest
@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 _ops = torch.ops.torchvq
 
 
-def encodes_at_once(rvq: "ResidualVQ", request: "StackRequest") -> bool:
+def can_encode_at_once(rvq: "ResidualVQ", request: "StackRequest") -> bool:
     """Whether evaluation is only a search: no losses, and no codes that depend on the path."""
     if rvq.training or request.targets is not None:
         return False
     return not rvq.implicit_neural_codebook and isinstance(request.depth, int)
 
 
-def encode_at_once(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> Step | None:
+def encode_at_once(
+    rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest"
+) -> LevelsResult | None:
     """The search of inputs (H, T, D); None if codes need a gradient, which the operators do not have."""
     assert isinstance(request.depth, int)
     levels = rvq.levels
@@ -47,4 +49,4 @@ def encode_at_once(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -
     dropped = rvq.num_quantizers - request.depth
     if dropped > 0:
         indices = torch.nn.functional.pad(indices, (0, dropped), value=-1)
-    return Step(quantized, indices, quantized.new_zeros(rvq.num_quantizers), [])
+    return LevelsResult(quantized, indices, quantized.new_zeros(rvq.num_quantizers), [])

@@ -7,23 +7,13 @@ from torch.autograd import forward_ad
 from torchvq._base.ranks import distributed_training
 from torchvq._base.torch_private import inside_reentrant_checkpoint, is_mapped, unmapped
 
-__all__ = [
-    "has_values",
-    "is_known",
-    "is_mapped",
-    "reads_at_once",
-    "shared_flag",
-    "takes_gradient",
-    "version_of",
-]
 
-
-def reads_at_once(tensor: Tensor) -> bool:
+def is_readable(tensor: Tensor) -> bool:
     """Whether Python reads the values of a tensor without waiting for a device; not under compilers."""
     return type(tensor) is Tensor and tensor.device.type == "cpu" and not is_mapped(tensor)
 
 
-def has_values(tensor: Tensor) -> bool:
+def is_readable_after_wait(tensor: Tensor) -> bool:
     """Whether Python can read the values of a tensor, if need be after a wait; not of fake ones, nor on "meta"."""
     if type(tensor) is not Tensor or tensor.is_meta or is_mapped(tensor):
         return False
@@ -63,7 +53,7 @@ def version_of(flag: Tensor) -> int:
     return -1 if flag.is_inference() else flag._version
 
 
-def is_known(flag: Tensor, known: tuple[Tensor, int] | None) -> bool:
+def is_known_flag(flag: Tensor, known: tuple[Tensor, int] | None) -> bool:
     """Whether a flag is the known one, and was not written since."""
     if known is None or flag is not known[0]:
         return False
