@@ -20,8 +20,9 @@ void add_projected_usage(Report& report, const fit::ProjectedCodec& codec,
   std::vector<CodesOf> columns;
   for (size_t s = 0; s < codec.stacks.size(); ++s) {
     for (size_t q = 0; q < codec.stacks[s].levels.size(); ++q) {
-      auto name = "level " + std::to_string(q);
-      if (codec.stacks.size() > 1) name = "stack " + std::to_string(s) + " " + name;
+      std::string name;
+      if (codec.stacks.size() > 1) name.append("stack ").append(std::to_string(s)).append(" ");
+      name.append("level ").append(std::to_string(q));
       columns.push_back({name, static_cast<int64_t>(s), static_cast<int64_t>(q)});
     }
   }

@@ -31,10 +31,10 @@ at::Tensor occurs(const at::Tensor& keys, const at::Tensor& others) {
 at::Tensor usable_keys(const DeadCodeState& state, const at::Tensor& dead,
                        const at::Tensor& distinct, const at::Tensor& rows, const at::Tensor& rng) {
   // The state is converted to the dtype of the candidates, because keys depend on the dtype.
-  const auto live_keys =
+  const auto of_live_codes =
       row_keys(state.embed.to(rows.scalar_type()), rng, RandomPurpose::kDeadCodeCandidates)
           .masked_fill_(dead, kNoKey);
-  return distinct.ne(kNoKey).logical_and(occurs(distinct, live_keys).logical_not());
+  return distinct.ne(kNoKey).logical_and(occurs(distinct, of_live_codes).logical_not());
 }
 
 /// The `count` (H, 1) smallest of the dead codes (H, K), ties by index. Ordering by index alone

@@ -184,7 +184,7 @@ KeptSum add_tokens(const KeepArguments& arguments, size_t c, const Place& place)
 // The operator ------------------------------------------------------------------------------------
 
 void write_steps(const KeepArguments& arguments, size_t c, const Place& place, int64_t rank) {
-  auto steps = arguments.of(c, kKeptSteps);
+  const auto& steps = arguments.of(c, kKeptSteps);
   if (place.due) {
     steps[kStepsKept].zero_();
     steps[kCallsKept].zero_();

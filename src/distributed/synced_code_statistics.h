@@ -49,7 +49,7 @@ struct StatisticsArguments {
 /// The referenced arguments and the group must outlive this object.
 class StatisticsInFlight {
  public:
-  StatisticsInFlight(const Group& group, const StatisticsArguments& arguments, at::Tensor extra);
+  StatisticsInFlight(const Group& group, StatisticsArguments arguments, at::Tensor extra);
   /// The result of reduce_statistics(). If tokens outgrew an exponent on some rank, two collectives
   /// follow.
   StatisticsLists receive(at::Tensor& extra);

@@ -107,9 +107,9 @@ StatisticsLists reduce_statistics(const Group& group, const StatisticsArguments&
   return StatisticsInFlight(group, arguments, extra).receive(extra);
 }
 
-StatisticsInFlight::StatisticsInFlight(const Group& group, const StatisticsArguments& arguments,
+StatisticsInFlight::StatisticsInFlight(const Group& group, StatisticsArguments arguments,
                                        at::Tensor extra)
-    : group_(group), arguments_(arguments), extra_(std::move(extra)) {
+    : group_(group), arguments_(std::move(arguments)), extra_(std::move(extra)) {
   const auto tokens = tokens_of(arguments_);
   const auto& exponents = arguments_.exponents;
   own_ = local_statistics(tokens, exponents);

@@ -196,7 +196,7 @@ Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwa
   request.depth = *depth;
   request.batch = tokens.size(0);
   request.tokens = tokens.size(1);
-  return {&rvq, x, tokens, std::move(request), call.return_all_codes(), std::nullopt, {}};
+  return {&rvq, x, tokens, std::move(request), call.return_all_codes(), {}, {}};
 }
 
 namespace {
@@ -224,18 +224,20 @@ void search_stack(Pending& pending, bool together) {
   }
 }
 
+bool is_walked(const Pending& pending) { return !pending.walk.levels.empty(); }
+
 /// Scores and learns after the search.
 std::vector<ResidualVQOutput> results_of(const std::vector<Pending>& stacks) {
   std::vector<const Pending*> searched;
   for (const auto& pending : stacks) {
-    if (pending.walk) searched.push_back(&pending);
+    if (is_walked(pending)) searched.push_back(&pending);
   }
   const auto losses = searched.empty() ? std::vector<at::Tensor>() : learn(searched);
   std::vector<ResidualVQOutput> results;
   auto loss = losses.begin();
   for (const auto& pending : stacks) {
-    results.push_back(pending.walk ? result_of(pending, as_step(*pending.walk, *loss++))
-                                   : pending.output);
+    results.push_back(is_walked(pending) ? result_of(pending, as_step(pending.walk, *loss++))
+                                         : pending.output);
   }
   return results;
 }

@@ -65,7 +65,7 @@ F::StepTokens tokens_of(const Level& level) {
 
 /// In the reference, only the first level learns with a beam.
 std::vector<Level> learning_levels(const Pending& stack) {
-  auto levels = stack.walk->levels;
+  auto levels = stack.walk.levels;
   if (stack.rvq->options.vq().vqp_compat() && stack.request.beam > 1) levels.resize(1);
   return levels;
 }
@@ -172,17 +172,17 @@ std::vector<at::Tensor> learn(const std::vector<const Pending*>& stacks) {
   std::vector<std::vector<F::QuantizerLosses>> found;
   for (size_t s = 0; s < stacks.size(); ++s) {
     const auto& stack = *stacks[s];
-    for (const auto& level : stack.walk->levels) {
+    for (const auto& level : stack.walk.levels) {
       options[s].push_back(loss_options(*level.vq, level.result.tokens, level.request));
     }
-    found.push_back(search_losses(*stack.rvq, stack.walk->levels, options[s], stack.request.ranks));
+    found.push_back(search_losses(*stack.rvq, stack.walk.levels, options[s], stack.request.ranks));
   }
   const bool rest = std::all_of(stacks.begin(), stacks.end(), stack_rests);
   const auto counts = rest ? Counts(stacks.size()) : update(stacks);
   std::vector<at::Tensor> losses;
   for (size_t s = 0; s < stacks.size(); ++s) {
     const auto& stack = *stacks[s];
-    const auto& levels = stack.walk->levels;
+    const auto& levels = stack.walk.levels;
     std::vector<at::Tensor> own;
     for (size_t index = 0; index < levels.size(); ++index) {
       const auto& level = levels[index];

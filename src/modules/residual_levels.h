@@ -77,8 +77,8 @@ struct Pending {
   at::Tensor tokens;  ///< (B, N, heads * D), projected
   StackRequest request;
   bool all_codes;
-  std::optional<Walk> walk;  ///< after the search; empty if nothing is scored or learnt any more
-  ResidualVQOutput output;   ///< the output of such a forward
+  Walk walk;  ///< after the search; without levels if none is scored or learns any more
+  ResidualVQOutput output;  ///< the output of such a forward
 };
 
 /// The losses of all levels (Q,) of each of several stacks with equal options that were walked, and

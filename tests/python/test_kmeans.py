@@ -62,7 +62,7 @@ def chances_of_seeds(points, seeds):
 )
 def test_kmeans_seeds_are_those_of_k_means_plus_plus(points, seeds):
     """Also where few points have most of the weight, so that a rejected proposal counts."""
-    points, draws = torch.tensor(points).double()[:, None], 4000
+    points, draws = torch.tensor(points).double()[:, None], 1500
     found = dict.fromkeys(chances := chances_of_seeds(points, seeds), 0)
     for step in range(draws):
         codes, _ = ops.kmeans(points.float()[None], seeds, torch.tensor([3, step]), iterations=0)

@@ -96,8 +96,9 @@ gone, kept = set(), []
 for _ in range(50):
     one = VectorQuantize(dim=8, codebook_size=16, use_cosine_sim=True)
     gone.add(id(one))
-    del one
-    gc.collect()
+    kept.append(one)
+kept, one = [], None
+gc.collect()
 for _ in range(400):  # until one gets the address of one that is gone
     model = VectorQuantize(dim=8, codebook_size=16)
     kept.append(model)

@@ -440,7 +440,7 @@ BAD_ARGUMENTS = {
         (torch.ones(2, 3), torch.ones(4, 3)),
         {"metric": "dot"},
         ValueError,
-        'but got "dot"',
+        "but got 'dot'",
     ),
     "topk 0": (
         (torch.ones(2, 3), torch.ones(4, 3)),

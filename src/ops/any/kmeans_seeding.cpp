@@ -93,14 +93,15 @@ std::vector<int64_t> accept(const Proposals& proposals, double most_rejected, in
   const int64_t dim = rows.size(1);
   double rejected = 0;
   std::vector<int64_t> accepted;
-  for (int64_t i = 0; i < rows.size(0) && static_cast<int64_t>(accepted.size()) < limit; ++i) {
+  for (int64_t i = 0; i < rows.size(0) && rejected <= most_rejected; ++i) {
+    if (static_cast<int64_t>(accepted.size()) == limit) break;
     double now = before[i];
     for (const auto other : accepted)
       now = std::min(now, squared_distance(row + i * dim, row + other * dim, dim));
     if (accepted.empty() || !(chance[i] * before[i] > now)) {
       accepted.push_back(i);
-    } else if ((rejected += weight[i]) > most_rejected) {
-      break;
+    } else {
+      rejected += weight[i];
     }
   }
   return accepted;

@@ -41,7 +41,7 @@ void add_atomically(const std::vector<int64_t>& from, int64_t* to) {
 /// Adds `count` rows to the sums of one code; if they are `shared` with another thread, accumulates
 /// locally and adds once at the end.
 void add_segment(const float* x, int64_t dim, const int64_t* rows, int64_t count, double scale,
-                 bool shared, int64_t* sums, int64_t*) {
+                 bool shared, int64_t* sums, int64_t* /*rests*/) {
   std::vector<int64_t> own(shared ? dim : 0, 0);
   kernels::add_rows_fixed_point(x, dim, rows, count, scale, shared ? own.data() : sums);
   if (shared) add_atomically(own, sums);
