@@ -51,7 +51,7 @@ def batch(kind: str, step: int, parts: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(step)
     if kind == "HierarchicalVQ":
         return list(torch.randn(2 * parts, DIM, 4, generator=generator).chunk(parts))
-    # Few clusters, so that codes die, but not so tight that the next tokens outgrow the codes: that takes messages more.
+    # Few clusters, so that codes die; not so tight that the next tokens outgrow the codes, which takes more messages.
     x = torch.randn(4, DIM, generator=generator)[torch.randint(4, (1, 60), generator=generator)]
     x = x + 0.05 * torch.randn(1, 60, DIM, generator=generator)
     return list(x.split([20, 40] if parts == 2 else [20, 0, 40], 1))
