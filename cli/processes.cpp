@@ -78,9 +78,11 @@ void check_equal(const at::Tensor& lines) {
 }  // namespace
 
 struct Processes::Group {
-  GlooGroup gloo;
+  explicit Group(const Rendezvous& rendezvous) : gloo(rendezvous) {}
 
   distributed::SyncOptions options() const { return {gloo.name(), "torchvq"}; }
+
+  GlooGroup gloo;
 };
 
 Processes::Processes(std::chrono::seconds timeout) {
@@ -91,7 +93,7 @@ Processes::Processes(std::chrono::seconds timeout) {
   // If another process ends, this one then gets a connection error with a message instead of
   // a signal (as in Python).
   std::signal(SIGPIPE, SIG_IGN);
-  group_.reset(new Group{GlooGroup(read_rendezvous(rank_, size_, timeout))});
+  group_ = std::make_unique<Group>(read_rendezvous(rank_, size_, timeout));
 }
 
 Processes::~Processes() = default;
@@ -136,7 +138,10 @@ functional::Shard Processes::agree(const std::function<ShardNote()>& prepare) co
 }
 
 void Processes::together(const std::function<void()>& work) const {
-  if (alone()) return work();
+  if (alone()) {
+    work();
+    return;
+  }
   try {
     work();
   } catch (const FailedElsewhere&) {

@@ -1,7 +1,6 @@
 #include <torchvq/modules/random_projection_quantizer.h>
 
 #include <ostream>
-#include <utility>
 
 #include <torchvq/functional/losses.h>
 #include <torchvq/functional/random_projection.h>
@@ -20,7 +19,7 @@ namespace F = functional;
 
 RandomProjectionQuantizerImpl::RandomProjectionQuantizerImpl(
     RandomProjectionQuantizerOptions options_)
-    : options(std::move(options_)) {
+    : options(options_) {
   reset();
 }
 
