@@ -5,6 +5,7 @@
 
 #include <torch/nn/cloneable.h>
 #include <torch/optim/adam.h>
+#include <torch/optim/sgd.h>
 #include <torch/serialize.h>
 
 #include "modules/residual_vq_support.h"

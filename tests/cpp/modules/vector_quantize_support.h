@@ -58,7 +58,8 @@ struct FragileBridgeImpl : torch::nn::Cloneable<FragileBridgeImpl> {
   static constexpr int kNever = -1;
   void reset() override {}
   torch::Tensor forward(const torch::Tensor& codes) {
-    if (calls != kNever && calls-- == 0) throw std::runtime_error("a bridge that fails");
+    if (calls == 0) throw std::runtime_error("a bridge that fails");
+    if (calls != kNever) --calls;
     return codes * 1;
   }
   static inline int calls = kNever;
