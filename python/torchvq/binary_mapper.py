@@ -169,7 +169,7 @@ class BinaryMapper(NoisyModule):
             )
         if logits.dim() < 1 or logits.shape[-1] != self.bits:
             raise ValueError(
-                f"BinaryMapper: expected logits to be of shape (*, {self.bits}), but got {list(logits.shape)}"
+                f"BinaryMapper: expected logits to have shape (*, {self.bits}), but got {list(logits.shape)}"
             )
         if mask is not None:
             check_mask("BinaryMapper", mask, logits.shape[:-1])

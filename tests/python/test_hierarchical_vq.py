@@ -430,16 +430,16 @@ def test_errors_of_calls():
         module(data(2, 5, DIM))
     with pytest.raises(TypeError, match="HierarchicalVQ: expected x to be a floating-point"):
         module(torch.zeros(2, DIM, 5, dtype=torch.long))
-    with pytest.raises(ValueError, match="HierarchicalVQ: expected mask to be of shape"):
+    with pytest.raises(ValueError, match="HierarchicalVQ: expected mask to have shape"):
         module(x, mask=half_mask(2, 4))
-    with pytest.raises(ValueError, match="HierarchicalVQ: expected lens to be None with a mask"):
+    with pytest.raises(ValueError, match="HierarchicalVQ: expected mask or lens to be given"):
         module(x, mask=half_mask(2, 5), lens=torch.tensor([1, 2]))
     with pytest.raises(ValueError, match="HierarchicalVQ: expected indices to be tensors"):
         module(x, indices=[torch.zeros(2, 1, dtype=torch.long)])
     found = module(x).indices
     with pytest.raises(ValueError, match="HierarchicalVQ: expected full_shape to be 1 numbers"):
         module.get_output_from_indices(found, (4, 4))
-    with pytest.raises(ValueError, match="HierarchicalVQ: expected mask to be of shape"):
+    with pytest.raises(ValueError, match="HierarchicalVQ: expected mask to have shape"):
         module.get_output_from_indices(found, (5,), mask=half_mask(2, 4))
     with pytest.raises(IndexError):
         module.get_output_from_indices([scale + CODES for scale in found])

@@ -478,7 +478,7 @@ def test_options_are_checked(options, message):
         (lambda m: m(torch.zeros(2, 3, 5)), ValueError, "expected x to have 6 features"),
         (lambda m: m(torch.zeros(2, 3, BITS, dtype=torch.long)), TypeError, "floating-point"),
         (lambda m: m(None), TypeError, "floating-point"),
-        (lambda m: m(torch.zeros(BITS)), ValueError, "expected x to be of shape"),
+        (lambda m: m(torch.zeros(BITS)), ValueError, "expected x to have shape"),
         (lambda m: m(torch.zeros(2, 3, BITS), mask=torch.ones(2, 3)), TypeError, "mask to be bool"),
         (lambda m: m(torch.zeros(2, 3, BITS), mask=torch.ones(2, 4) > 0), ValueError, "mask"),
         (

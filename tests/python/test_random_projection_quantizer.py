@@ -91,7 +91,7 @@ def test_layouts():
     expected = build(num_codebooks=2)(x)
     for options in (dict(channel_last=False), dict(accept_image_fmap=True)):
         assert torch.equal(build(num_codebooks=2, **options)(x.movedim(-1, 1)), expected)
-    with pytest.raises(ValueError, match="RandomProjectionQuantizer: expected x to be of shape"):
+    with pytest.raises(ValueError, match="RandomProjectionQuantizer: expected x to have shape"):
         build(accept_image_fmap=True)(data(2, DIM, 5))
 
 

@@ -284,7 +284,7 @@ def test_a_mask_per_item_covers_its_positions(shape):
         again = copy.deepcopy(stack)
         for found, right in zip(stack(x, mask=mask), again(x, mask=per_position), strict=True):
             assert torch.equal(found, right)
-    with pytest.raises(ValueError, match="expected mask to be of shape"):
+    with pytest.raises(ValueError, match="expected mask to have shape"):
         build()(x, mask=torch.ones(2, dtype=torch.bool))
 
 

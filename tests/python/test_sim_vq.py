@@ -180,7 +180,7 @@ def test_a_transform_to_other_features_is_refused():
 def test_wrong_input():
     module = build()
     for wrong in (data(2, 5, 7), data(6)):
-        with pytest.raises(ValueError, match=r"SimVQ: expected x to (have 6 features|be of shape)"):
+        with pytest.raises(ValueError, match=r"SimVQ: expected x to have (6 features|shape)"):
             module(wrong)
     with pytest.raises(TypeError, match="SimVQ: expected x to be a floating-point tensor"):
         module(torch.zeros(2, 5, DIM, dtype=torch.long))

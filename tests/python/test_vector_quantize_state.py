@@ -349,7 +349,7 @@ def test_a_codebook_is_assigned_from_any_tensor(kind: Any, learnable: bool) -> N
     with torch.no_grad():
         given.zero_()  # the assignment copied the codes
     assert torch.equal(module.codebook, codes)
-    with pytest.raises(ValueError, match="VectorQuantize: expected codebook to be of shape"):
+    with pytest.raises(ValueError, match="VectorQuantize: expected codebook to have shape"):
         module.codebook = kind(torch.zeros(1, 1))
 
 

@@ -20,7 +20,7 @@ def check_mask(owner: str, mask: Tensor, shape: tuple[int, ...] | None = None) -
         raise TypeError(f"{owner}: expected mask to be bool, but got {got}")
     if shape is not None and mask.shape != shape:
         raise ValueError(
-            f"{owner}: expected mask to be of shape {list(shape)}, but got {list(mask.shape)}"
+            f"{owner}: expected mask to have shape {list(shape)}, but got {list(mask.shape)}"
         )
 
 
@@ -45,7 +45,7 @@ class Layout(NamedTuple):
                 self.map_rank
             ]
             raise ValueError(
-                f"{self.owner}: expected x to be of shape {layout}, but got shape {list(x.shape)}"
+                f"{self.owner}: expected x to have shape {layout}, but got shape {list(x.shape)}"
             )
         features = x.shape[1 if self.channel_first else -1]
         if features != self.dim:
@@ -60,8 +60,7 @@ class Layout(NamedTuple):
     def token_mask(self, x: Tensor, mask: Tensor | None, lens: Tensor | None) -> Tensor | None:
         """(B, N) bool, True for real tokens."""
         if mask is not None and lens is not None:
-            got = type(lens).__name__
-            raise ValueError(f"{self.owner}: expected lens to be None with a mask, but got {got}")
+            raise ValueError(f"{self.owner}: expected mask or lens to be given, but got both")
         positions = self.positions(x)
         if lens is not None:
             expect_tensor(self.owner, "lens", lens)

@@ -11,6 +11,7 @@ import torch
 
 from torchvq._base.ranks import Ranks, handshake, tokens_text
 from torchvq._codebook.in_place import learns_in_place, optimizer_text
+from torchvq._codebook.learning import trains
 from torchvq._codebook.request import Request
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def agree_in_stack(
     begins = not all(codebook.begins_initialised for codebook in codebooks)
     sent = _messages(first, frozen=frozen, begins=begins, ema_update=first.ema_update)
     call = _call(first, sent, frozen, begins, dtype)
-    resting = [n for n, vq in enumerate(levels) if not (vq.training and vq._codebook.training)]
+    resting = [n for n, vq in enumerate(levels) if not trains(vq, frozen=False)]
     if resting:
         call = f"levels {resting} in evaluation, {call}"
     if depth is not None:

@@ -121,7 +121,7 @@ def check_codes(codes: Tensor, embed: Tensor) -> None:
         )
     if codes.shape not in (embed.shape, embed.shape[1:]):
         raise ValueError(
-            f"VectorQuantize: expected codebook to be of shape {list(embed.shape)}, but got {list(codes.shape)}"
+            f"VectorQuantize: expected codebook to have shape {list(embed.shape)}, but got {list(codes.shape)}"
         )
     if torch.compiler.is_compiling() or not is_readable_after_wait(codes):
         return

@@ -26,7 +26,7 @@ class Siblings(NamedTuple):
     """What a stack has to know of those that learn in the same step."""
 
     trained: str  # the groups that train, as text for the handshake, unless all do
-    calls_back: bool  # whether code of the user runs while one of them searches
+    calls_back: bool  # whether code of the user runs while one of them that trains searches
 
 
 def siblings_of(stacks: Sequence["ResidualVQ"]) -> Siblings:
@@ -35,7 +35,7 @@ def siblings_of(stacks: Sequence["ResidualVQ"]) -> Siblings:
     if distributed_training():
         groups = [n for n, rvq in enumerate(stacks) if synced_level(rvq.levels).training]
         trained = "" if len(groups) == len(stacks) else f"groups {groups} in training, "
-    return Siblings(trained, any(map(_calls_back, stacks)))
+    return Siblings(trained, any(rvq.training and _calls_back(rvq) for rvq in stacks))
 
 
 def _calls_back(rvq: "ResidualVQ") -> bool:
