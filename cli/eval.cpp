@@ -30,7 +30,8 @@ constexpr auto kEvalFooter = R"(
   bits per vector  log2(codebook size), the cost of a code without entropy coding; the sum over levels and groups
   entropy          what an ideal entropy coder would spend on a code
 
-Each level of a residual codec has its own usage and perplexity. With the cosine metric vectors
+Each level of a residual codec has its own usage and perplexity. A codec of fsq or lfq with more than 2^24 codes has
+no usage, perplexity and entropy, because its codes are not counted. With the cosine metric vectors
 are scaled to unit length first.
 
 Examples:

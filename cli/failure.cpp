@@ -27,9 +27,9 @@ void handle(int signal, void (*handler)(int)) {
   ::sigaction(signal, &action, nullptr);
 }
 
-bool is_ignored(int signal) {
+bool has_default_action(int signal) {
   struct sigaction action{};
-  return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+  return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_DFL;
 }
 
 bool is_bad_input(const c10::Error& error) {
@@ -79,10 +79,11 @@ int report_failure(const std::exception& error) {
 }
 
 void install_signal_handlers() {
-  for (const int signal :
-       {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGQUIT, SIGXCPU, SIGALRM, SIGUSR1, SIGUSR2}) {
-    // A parent that ignores a signal (nohup) does so deliberately.
-    if (!is_ignored(signal)) handle(signal, end_as_signal);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGQUIT, SIGXCPU, SIGALRM, SIGVTALRM,
+                           SIGPROF, SIGUSR1, SIGUSR2}) {
+    // A parent that ignores a signal (nohup) does so deliberately, and a profiler that is loaded
+    // before the program has a handler of its own.
+    if (has_default_action(signal)) handle(signal, end_as_signal);
   }
   // Exceeding the user's file size limit then fails the write, with a message,
   // instead of raising a signal.

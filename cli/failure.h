@@ -22,8 +22,8 @@ void print_failure(const std::string& message);
 /// Prints the error and returns its exit code.
 int report_failure(const std::exception& error);
 
-/// On SIGINT, SIGTERM, SIGHUP and, in a single process, SIGPIPE removes unfinished files and exits
-/// as the signal would.
+/// On SIGINT, SIGTERM, SIGHUP, other signals that ask a program to end and, in a single process,
+/// SIGPIPE removes unfinished files and exits as the signal would.
 void install_signal_handlers();
 
 }  // namespace torchvq::cli

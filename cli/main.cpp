@@ -23,7 +23,7 @@ constexpr auto kProgramFooter = R"(Examples:
   torchvq inspect codec.safetensors
 
 Vectors are .npy or .safetensors files of shape (..., dim): float16, float32 or float64 (.safetensors: bfloat16
-too). Files larger than memory are streamed. `torchvq COMMAND --help` explains every option.
+and float8 too). Files larger than memory are streamed. `torchvq COMMAND --help` explains every option.
 
 Exit codes: 0 success, 2 bad input or usage, 1 anything else. Outputs appear complete or not at all.)";
 
@@ -31,6 +31,19 @@ Exit codes: 0 success, 2 bad input or usage, 1 anything else. Outputs appear com
 std::string help_hint(const CLI::App& program) {
   const auto commands = program.get_subcommands();
   return "torchvq " + (commands.empty() ? "" : commands[0]->get_name() + " ") + "--help";
+}
+
+// CLI11 says that a command is required where one is misspelt, too.
+std::string words_of(const CLI::App& program, const CLI::ParseError& error) {
+  const auto unknown = program.remaining();
+  const bool no_command = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr &&
+                          program.get_subcommands().empty();
+  if (!no_command || unknown.empty()) return error.what();
+  std::string commands;
+  for (const auto* command : program.get_subcommands([](const CLI::App*) { return true; })) {
+    commands += (commands.empty() ? "" : ", ") + command->get_name();
+  }
+  return "expected a command (" + commands + "), but got " + unknown[0];
 }
 
 int parse_failure(CLI::App& program, const CLI::ParseError& error) {
@@ -43,7 +56,7 @@ int parse_failure(CLI::App& program, const CLI::ParseError& error) {
                      : (commands.empty() ? program.help() : commands[0]->help(program.get_name())));
     return kExitOk;
   }
-  print_failure(std::string(error.what()) + " (see " + help_hint(program) + ")");
+  print_failure(words_of(program, error) + " (see " + help_hint(program) + ")");
   return kExitBadInput;
 }
 

@@ -30,10 +30,10 @@ double unit_factor(std::string unit) {
              : 0;
 }
 
-// Whether the file or pipe at `path` is the one that standard output writes to.
-bool is_standard_output(const std::string& path) {
+// Whether the file or pipe at `path` is the one that the standard stream writes to.
+bool is_stream(const std::string& path, int descriptor) {
   struct stat named{}, standard{};
-  return ::stat(path.c_str(), &named) == 0 && ::fstat(STDOUT_FILENO, &standard) == 0 &&
+  return ::stat(path.c_str(), &named) == 0 && ::fstat(descriptor, &standard) == 0 &&
          (S_ISREG(named.st_mode) || S_ISFIFO(named.st_mode)) && named.st_dev == standard.st_dev &&
          named.st_ino == standard.st_ino;
 }
@@ -150,9 +150,13 @@ void check_output(const std::string& output, const std::string& ending,
                   const std::vector<std::string>& inputs, const CommonOptions& options) {
   namespace fs = std::filesystem;
   const bool reports = options.json || !options.quiet;
-  TORCH_CHECK_VALUE(!reports || !is_standard_output(output),
+  TORCH_CHECK_VALUE(!reports || !is_stream(output, STDOUT_FILENO),
                     "--output: expected another place than standard output, which gets the report "
                     "(--quiet without --json gives none), but got ",
+                    output);
+  TORCH_CHECK_VALUE(options.quiet || !is_stream(output, STDERR_FILENO),
+                    "--output: expected another place than standard error, which gets the progress "
+                    "(--quiet gives none), but got ",
                     output);
   std::error_code ignored;
   if (fs::exists(output, ignored) && !fs::is_regular_file(output, ignored) &&

@@ -50,7 +50,8 @@ CLI::Option* add_number_option(CLI::App& command, const std::string& name, int64
 std::vector<int64_t> parse_levels(const std::string& text);
 
 /// Rejects an output that is one of the inputs, whose ending belongs to another format, or that is
-/// standard output while the report goes there. Devices and pipes are accepted.
+/// standard output or standard error while the report or the progress goes there. Devices and pipes
+/// are accepted.
 void check_output(const std::string& output, const std::string& ending,
                   const std::vector<std::string>& inputs, const CommonOptions& options);
 

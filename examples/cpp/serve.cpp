@@ -19,9 +19,10 @@
 
 namespace {
 
+// In C order, as the input that the package was exported with; a .npy file may be in Fortran order.
 torch::Tensor load(const std::string& path) {
   const auto extension = std::filesystem::path(path).extension();
-  if (extension == ".npy") return torchvq::io::load_npy(path);
+  if (extension == ".npy") return torchvq::io::load_npy(path).contiguous();
   TORCH_CHECK_VALUE(extension == ".safetensors",
                     "expected INPUT to end in .npy or .safetensors, but got ", path);
   const torchvq::io::SafetensorsFile file(path);
@@ -57,8 +58,8 @@ int main(int count, char** arguments) {
     std::fputs("usage: serve PACKAGE.pt2 INPUT OUTPUT.npy\n", stderr);
     return 2;
   }
-  // Generated code trusts its inputs otherwise: other sizes than the exported ones read foreign
-  // memory.
+  // Generated code trusts its inputs otherwise: other sizes or strides than the exported ones read
+  // foreign memory.
   setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", /*overwrite=*/0);
   try {
     serve(arguments[1], arguments[2], arguments[3]);

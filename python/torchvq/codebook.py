@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from torchvq._base.added_state import AddedState
 from torchvq._base.affine_map import AFFINE_FLAGS, AFFINE_STATE, AffineMap
+from torchvq._base.assigned_codes import AssignedCodes
 from torchvq._base.ema_weight import EmaWeight, Statistics, weight_of
 from torchvq._base.kept_statistics import KeptStatistics
+from torchvq._base.not_here import MethodsOfReference
 from torchvq._base.options import keep_values
 from torchvq._base.own_handle import OwnHandle
 from torchvq._base.random_state import DrawsBesideState, fresh_rng
@@ -33,7 +35,16 @@ _ops = torch.ops.torchvq
 _AVERAGES = ("cluster_size", "embed_avg", "cooldown", "replaced")
 
 
-class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, DrawsBesideState):
+class Codebook(
+    MethodsOfReference,
+    AssignedCodes,
+    OwnHandle,
+    Replayed,
+    AffineMap,
+    AddedState,
+    KeptStatistics,
+    DrawsBesideState,
+):
     """State of one or several codebooks (``H`` of them, each ``K`` codes of ``D`` features).
 
     ==================  ==========  =============================================================
@@ -207,7 +218,7 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
 
     def codes(self) -> Tensor:
         """The codes (H, K, D) for search, output and decoding: ``embed``, after the bridge or affine map."""
-        embed = self.embed
+        embed = self.checked_embed()
         if self._replay is not None and self._replay.embed is not None:
             # The value of the recorded step, with the gradient to the current parameter.
             embed = _ops.straight_through(embed, self._replay.embed)
@@ -287,6 +298,7 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
         self.begin_record()
 
     def _initialise(self, x: Tensor, mask: Tensor | None, ranks: Ranks, together: bool) -> None:
+        self.check_averages()
         embed = self.wide_embed()
         state = [self.initted, self.cluster_size, self.embed_avg, embed]
         _ops.initialise_codebook_(
@@ -373,7 +385,8 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
         """The tensors that training changes, in the order of the operators' arguments."""
         # A lookup through the module takes six times as long.
         own: dict[str, Any] = self._buffers
-        state = [self.settled_embed(), *(own[name] for name in _AVERAGES)]
+        embed = self.checked_embed() if self._replay is None else self.settled_embed()
+        state = [embed, *(own[name] for name in _AVERAGES)]
         return state + self.kept_on(state[1].device) if self._kept else state
 
     def statistics_options(self, ranks: Ranks) -> dict[str, Any]:
@@ -401,8 +414,11 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
             by_gradient="embed" in self._parameters,
             vqp_compat=self.vqp_compat,
         )
-        if self.has_dead_code_replacement and replaces:
+        replaces = replaces and self.has_dead_code_replacement
+        if replaces:
             arguments |= self._thresholds()
+        if ema_update or accumulate or replaces:
+            self.check_averages()
         if self.keeps_statistics:
             arguments["sync_every"] = 0 if accumulate else self.sync_every
             arguments["ema_update"] = ema_update or accumulate
@@ -422,6 +438,7 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
 
     def expire_codes(self, x: Tensor, ranks: Ranks) -> None:
         """Replaces dead codes by tokens (H, T, D), without learning from these tokens; needs a threshold."""
+        self.check_averages()
         _ops.expire_codes_(
             self.state(),
             [self.step_rng],
@@ -443,6 +460,7 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
 
     def update_ema(self) -> None:
         """Sets the codes from the moving averages: the second half of a step with ``manual_ema_update``."""
+        self.check_averages()
         embed = self.wide_embed()
         _ops.ema_finish_(
             embed,
@@ -454,32 +472,6 @@ class Codebook(OwnHandle, Replayed, AffineMap, AddedState, KeptStatistics, Draws
             metric=self.metric,
         )
         self.store_embed(embed)
-
-    def set_codes(self, codes: Tensor) -> None:
-        """Sets the codes and their averages, so that the next update keeps these codes."""
-        with torch.no_grad():
-            self.embed.copy_(codes.clone())  # a copy, because the codes may be a view of these
-            if self.vqp_compat:
-                # The averages of the reference stay, and its next update undoes the assignment.
-                return
-            self.embed_avg.copy_(self.embed)
-            self.cluster_size.fill_(1)
-            self.cooldown.zero_()
-            self.initted.fill_(True)
-        self._initialised = True
-        self._pending = None
-        self.forget_kept()
-
-    def move_codes(self, codes: Tensor) -> None:
-        """Sets the codes of a codebook in use, and their averages; ``cluster_size`` stays unchanged."""
-        with torch.no_grad():
-            wide = self.wide_embed()
-            wide.copy_(codes)
-            self.store_embed(wide)
-            averages = _ops.averages_of_codes(wide, self.cluster_size, eps=self.eps)
-            self.embed_avg.copy_(averages)
-        self._pending = None
-        self.forget_kept()
 
     # Casts, copies, checkpoints ----------------------------------------------------------------------------------
 

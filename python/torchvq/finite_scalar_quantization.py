@@ -13,6 +13,7 @@ from torchvq._base.compat import as_returned, vqp_compat_of
 from torchvq._base.constants import to_default_device
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
+from torchvq._base.not_here import explain_absent
 from torchvq._base.options import check_options, expect
 from torchvq._base.projection import (
     decoding_dtype,
@@ -384,3 +385,9 @@ def _warn_of_rotation(levels: Sequence[int]) -> None:
 
 # The methods that forward calls where a derived class, or the module, replaces one of them, as in the reference.
 STEPS = methods_of(FSQ, "quantize", "bound", "symmetry_preserving_bound", "codes_to_indices")
+
+
+explain_absent(
+    __name__,
+    "default exists floor_ste identity maybe pack_one round_ste unpack_one",
+)

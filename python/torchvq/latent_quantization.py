@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from math import prod
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torchvq._codebook.in_place import (
     OptimizerInCheckpoint,
     accumulate_gradients,
     average_gradients,
-    gradients_of,
+    gradients_before,
     keep_optimizer_in_checkpoint,
     learns_in_place,
     optimizer_text,
@@ -301,15 +302,17 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
     def _step_in_place(self, latents: Tensor, values: list[Tensor], mask: Tensor | None) -> None:
         ranks = everybody(f"LatentQuantize(dim={self.dim}, codebook_size={self.codebook_size})")
         self._handshake(latents, ranks)
-        before = gradients_of(self.values_per_latent)
-        with own_backward():
-            latents = target_of(latents)
-            loss = _ops.latent_quantize_features(latents, values, quantization=1.0, mask=mask)[2]
-            accumulate_gradients(loss, self.values_per_latent)
-        rows = latents.to(loss.dtype).reshape(1, -1, self.codebook_dim)
-        row_mask = None if mask is None else mask.reshape(1, -1)
-        if average_gradients(before, rows, row_mask, ranks):
-            self.update_in_place_optimizer()
+        with gradients_before(self.values_per_latent) as before:
+            with own_backward():
+                latents = target_of(latents)
+                _, _, loss = _ops.latent_quantize_features(
+                    latents, values, quantization=1.0, mask=mask
+                )
+                accumulate_gradients(loss, self.values_per_latent)
+            rows = latents.to(loss.dtype).reshape(1, -1, self.codebook_dim)
+            row_mask = None if mask is None else mask.reshape(1, -1)
+            if average_gradients(before, rows, row_mask, ranks):
+                self.update_in_place_optimizer()
 
     def _handshake(self, latents: Tensor, ranks: Ranks) -> None:
         """Before the first step that ranks take together, compares options and gives all ranks the same values."""
@@ -360,6 +363,10 @@ class FixedValues(ConstantBuffers):
 
 def _resolve_levels(levels: Iterable[int] | int, codebook_dim: int) -> list[int]:
     """One number for each feature; only Python has the option ``codebook_dim``."""
+    if not isinstance(levels, (Integral, Iterable)):
+        raise TypeError(
+            f"LatentQuantize: expected levels to be an integer or several, but got {levels!r}"
+        )
     given = codebook_dim == -1 or codebook_dim >= 1
     expect("LatentQuantize", given, "codebook_dim", "-1 or at least 1", codebook_dim)
     if not isinstance(levels, Iterable):

@@ -13,6 +13,7 @@ from torchvq._base.compat import vqp_compat_of
 from torchvq._base.constants import to_default_device
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
+from torchvq._base.not_here import explain_absent
 from torchvq._base.options import check_options, expect, keep_values
 from torchvq._base.own_handle import OwnHandle
 from torchvq._base.projection import (
@@ -407,3 +408,10 @@ def _bits(dim: int | None, codebook_size: int | None, num_codebooks: int) -> int
         return index(codebook_size).bit_length() - 1  # NumPy's integers have no bit_length
     assert dim is not None
     return dim
+
+
+explain_absent(
+    __name__,
+    "default entropy exists identity is_distributed l2norm log maybe_distributed_mean "
+    "pack_one unpack_one",
+)

@@ -28,7 +28,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     residual and grouped stacks, ``HierarchicalVQ`` and ``RandomProjectionQuantizer``, and the decoder of
     ``LatentQuantize``. Scalars, signs and all decoding give the same bits as
     torchvq. The search of codebooks is float32 arithmetic of the runtime: if two codes are equally near up to rounding,
-    it may choose another code than the exact search.
+    it may choose another code than the exact search. A zero vector gets code 0 in cosine searches, as in torchvq.
 
     Raises:
         ImportError: onnxscript is not installed.
@@ -156,6 +156,12 @@ def _nonfinite_rows(x: _Value, mask: _Value = None) -> _Value:
     return rows if mask is None else op.And(rows, mask)
 
 
+def _zero_rows(x: _Value) -> _Value:
+    """Rows (H, N) of zeros only."""
+    op = _opset()
+    return op.Equal(op.ReduceL1(x, _last_axis(), keepdims=0), _number(0.0))
+
+
 def _unit(x: _Value) -> _Value:
     op = _opset()
     norm = op.ReduceL2(x, _last_axis(), keepdims=1)
@@ -168,15 +174,19 @@ def _nearest(x: _Value, codebook: _Value, metric: str, mask: _Value) -> _Value:
     digits.
     """
     op = _opset()
-    if metric == "cosine":
+    cosine = metric == "cosine"
+    if cosine:
         x, codebook = _unit(x), _unit(codebook)
+    # To a zero vector all unit codes are equally near; the rounding of their norms must not decide.
+    ties = _zero_rows(x) if cosine else None
     mean = op.ReduceMean(codebook, _constant(torch.tensor([-2])), keepdims=1)
     x, codebook = op.Sub(x, mean), op.Sub(codebook, mean)
     squares = op.ReduceSumSquare(codebook, _last_axis(), keepdims=0)
     norms = op.Unsqueeze(op.Mul(squares, _number(0.5)), _constant(torch.tensor([-2])))
     products = op.MatMul(x, op.Transpose(codebook, perm=[0, 2, 1]))
     found = op.ArgMin(op.Sub(norms, products), axis=-1, keepdims=0)
-    indices = op.Where(_nonfinite_rows(x), _constant(torch.tensor(0)), found)
+    rows = _nonfinite_rows(x)
+    indices = op.Where(op.Or(rows, ties) if cosine else rows, _constant(torch.tensor(0)), found)
     return indices if mask is None else op.Where(mask, indices, _constant(torch.tensor(-1)))
 
 

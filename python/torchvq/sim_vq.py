@@ -53,7 +53,7 @@ class SimVQ(OwnHandle, WideBuffers):
         codebook_transform: module from frozen codes (K, frozen_codebook_dim) to codes (K, dim). Default: a linear layer
             without bias.
         init_fn: function that is applied once to the drawn frozen codes, which are normal with variance ``1 /
-            frozen_codebook_dim``. Default: the same codes.
+            frozen_codebook_dim``; the module keeps a copy of what it returns. Default: the same codes.
         channel_first: features on axis 1, whatever the number of position axes. Default: False.
         rotation_trick: rotate and scale the gradient from code to latent (arXiv:2410.06424), with a bounded gain;
             otherwise it is copied. Default: True.
@@ -138,7 +138,9 @@ class SimVQ(OwnHandle, WideBuffers):
             raise ValueError(
                 f"SimVQ: expected init_fn to return codes of shape {shape}, but got {list(frozen.shape)}"
             )
-        self.register_buffer("frozen_codebook", frozen.detach())
+        # A copy: init_fn may keep its tensor, or give several levels the same one.
+        frozen = frozen.detach().clone(memory_format=torch.contiguous_format)
+        self.register_buffer("frozen_codebook", frozen)
         self.code_transform = (
             nn.Linear(width, dim, bias=False) if codebook_transform is None else codebook_transform
         )

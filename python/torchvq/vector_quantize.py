@@ -219,8 +219,6 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
             sync_affine_param=sync_affine_param,
             process_group=group_name("VectorQuantize", process_group),
             reduction=reduction,
-            sync_every=sync_every,
-            overlap_sync=overlap_sync,
             use_cosine_sim=use_cosine_sim,
             channel_last=channel_last,
             accept_image_fmap=accept_image_fmap,
@@ -313,7 +311,8 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
             mask: bool, (B, *), True for real tokens. Padding has no effect; its index is -1.
             lens: (B,) integer, lengths of sequences with one position axis, instead of mask; above N means N.
             topk: return the k nearest codes: quantized (B, N, k, dim), indices (B, N, k), loss per candidate (B, N,
-                k); without commitment loss a scalar in training, unweighted in evaluation. The codebook is not updated.
+                k); without commitment loss a scalar in training, unweighted in evaluation. The codes do not learn from
+                this call; the first k-means, and in training the statistics of ``affine_param``, take its tokens.
                 k is the last axis of quantized for channel-first layouts, too. Sampling draws k different codes.
                 Above K it means K. Only with one head.
             sample_codebook_temp: overrides the option for this call.
@@ -325,7 +324,9 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
                 returning one: multiplies 1 - decay of each code. With ``sync_every`` above 1 that of the updating step
                 counts, and it may not be a function.
             accum_ema_update: keep this call's statistics for the next call without it, as if both were one batch. With
-                ``sync_every`` above 1 both count as one step. Nothing is kept where averages do not learn.
+                ``sync_every`` above 1 both count as one step. Nothing is kept where averages do not learn. What is
+                kept is no part of checkpoints: loading a state or assigning ``codebook`` drops it, but for that of
+                ``sync_every``.
             ema_update: overrides the option for this call.
 
         Returns:

@@ -24,6 +24,22 @@ constexpr int64_t kWordBits = 16;
 constexpr int64_t kNoteBytes = 1024;
 constexpr int64_t kTextBytes = kNoteBytes - static_cast<int64_t>(sizeof(int64_t)) - 1;
 
+bool is_printable(char byte) { return byte >= ' ' && byte <= '~'; }
+
+/// The text with other bytes than printable ASCII as \xNN, so that any part of it is valid UTF-8.
+std::string escaped(const std::string& text) {
+  std::ostringstream result;
+  for (const char byte : text) {
+    if (is_printable(byte)) {
+      result << byte;
+    } else {
+      result << "\\x" << std::hex << std::setw(2) << std::setfill('0')
+             << int{static_cast<unsigned char>(byte)};
+    }
+  }
+  return result.str();
+}
+
 /// The text, or its beginning and a hash of all of it: texts that differ only beyond the room of a
 /// note still differ.
 std::string shortened(const std::string& text) {
@@ -38,7 +54,7 @@ at::Tensor encode(const Note& note) {
   auto bytes = at::zeros({kNoteBytes}, at::kByte);
   auto* to = static_cast<char*>(bytes.mutable_data_ptr());
   std::memcpy(to, &note.number, sizeof(note.number));
-  const auto text = shortened(note.text);
+  const auto text = shortened(escaped(note.text));
   std::memcpy(to + sizeof(note.number), text.data(), text.size());
   return bytes;
 }
@@ -46,8 +62,11 @@ at::Tensor encode(const Note& note) {
 Note decode(const char* bytes) {
   Note note{};
   std::memcpy(&note.number, bytes, sizeof(note.number));
-  // The text is zero-padded, and so terminated.
-  note.text = bytes + sizeof(note.number);
+  const auto* begin = bytes + sizeof(note.number);
+  const auto* end = std::find(begin, begin + kTextBytes, '\0');
+  // A rank that is in a collective of its own sends bytes of any kind.
+  const bool is_note = *end == '\0' && std::all_of(begin, end, is_printable);
+  note.text = is_note ? std::string(begin, end) : "another collective than torchvq's";
   return note;
 }
 

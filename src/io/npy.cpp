@@ -44,7 +44,8 @@ void NpyWriter::append(const at::Tensor& piece) {
                    ", but got ", piece.scalar_type());
   TORCH_CHECK_VALUE(piece.numel() <= expected_ - appended_, "NpyWriter: expected at most ",
                     expected_ - appended_, " more elements, but got ", piece.numel());
-  const auto data = piece.cpu().contiguous();
+  // A view may hold the negative of its values, and say so in a bit that `contiguous` keeps.
+  const auto data = piece.cpu().resolve_neg().contiguous();
   file_.write(data.const_data_ptr(), static_cast<size_t>(data.nbytes()));
   appended_ += data.numel();
 }

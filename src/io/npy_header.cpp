@@ -123,14 +123,14 @@ ArrayLayout read_npy_header(const InputFile& file) {
 
 std::string make_npy_header(c10::ScalarType dtype, const std::vector<int64_t>& shape) {
   const auto* name = descr_of(dtype);
+  TORCH_CHECK_VALUE(shape.size() <= kMostAxes, "save_npy: expected tensor to have at most ",
+                    kMostAxes, " axes, but got ", shape.size());
   const auto order = c10::elementSize(dtype) == 1 ? "|" : "<";
   std::string text = c10::str("{'descr': '", order, name,
                               "', 'fortran_order': False, 'shape': ", shape_string(shape), ", }");
   constexpr size_t kPrefix = 10, kAlignment = 64;
   text.append(kAlignment - 1 - (kPrefix + text.size()) % kAlignment, ' ');
   text += '\n';
-  TORCH_CHECK_VALUE(text.size() <= kLongestNpyHeader,
-                    "save_npy: expected fewer dimensions, but got ", shape.size());
   std::string header(kMagic);
   header +=
       {'\x01', '\x00', static_cast<char>(text.size() & 0xff), static_cast<char>(text.size() >> 8)};

@@ -69,6 +69,8 @@ void sync_directory(const std::string& target) noexcept {
 OutputFile::OutputFile(std::string path) : path_(std::move(path)), target_(resolve_links(path_)) {
   struct stat existing{};
   const bool exists = ::stat(target_.c_str(), &existing) == 0;
+  // Such as a name that is too long, which would fail only at the rename, after the work.
+  if (!exists && errno != ENOENT) fail("write");
   if (exists && S_ISDIR(existing.st_mode)) throw_system_error(path_, "write", EISDIR);
   if (exists && !S_ISREG(existing.st_mode)) {
     descriptor_ = ::open(target_.c_str(), O_WRONLY | O_CLOEXEC);

@@ -70,7 +70,8 @@ void save_safetensors(OutputFile& file, const std::map<std::string, at::Tensor>&
   file.write(length.data(), length.size());
   file.write(header.data(), header.size());
   for (const auto& [name, tensor] : items) {
-    const auto data = tensor.cpu().contiguous();
+    // A view may hold the negative of its values, and say so in a bit that `contiguous` keeps.
+    const auto data = tensor.cpu().resolve_neg().contiguous();
     file.write(data.const_data_ptr(), data.nbytes());
   }
   file.commit();

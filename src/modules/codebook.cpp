@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -34,6 +35,7 @@ torch::Tensor flag(bool value) { return at::scalar_tensor(value, at::kBool); }
 
 CodebookImpl::CodebookImpl(VectorQuantizeOptions options_, bool owns_bridge)
     : options(std::move(options_)),
+      built_from_(options),
       owns_bridge_(owns_bridge),
       handle_(distributed::new_handle()),
       seen_initted_(std::make_shared<detail::SeenFlag>()) {
@@ -62,7 +64,7 @@ void CodebookImpl::reset() {
       register_buffer("cooldown", at::zeros({num_codebooks(), options.codebook_size()}, at::kLong));
   reset_replaced();
   rng = register_buffer("rng", detail::fresh_rng());
-  if (keeps_statistics()) {
+  if (options.sync_every() > 1) {
     register_kept(dim);
   }
   if (!options.vq_bridge().is_empty() && owns_bridge_) {
@@ -99,7 +101,7 @@ void CodebookImpl::register_kept(int64_t dim) {
 
 void CodebookImpl::forget_kept() {
   pending_.reset();
-  if (!keeps_statistics()) return;
+  if (!kept_steps.defined()) return;
   // The number of reductions is kept, because the next random draws depend on it.
   kept_steps.slice(0, 0, 2).zero_();
   kept_counts.zero_();
@@ -136,8 +138,35 @@ bool CodebookImpl::initialised() const {
   return seen_initted_->holds(initted, [](const at::Tensor& flag) { return flag.item<bool>(); });
 }
 
+const torch::Tensor& CodebookImpl::checked_embed() const {
+  check_embed(embed.dim() == 3 && embed.size(0) == num_codebooks());
+  return embed;
+}
+
+void CodebookImpl::check_averages() const {
+  checked_embed();
+  // Operators name the averages if it is those that have another shape than the options say.
+  check_embed(embed.sizes() == embed_avg.sizes() || embed.size(1) == options.codebook_size());
+}
+
+void CodebookImpl::check_embed(bool fits) const {
+  TORCH_CHECK_VALUE(
+      fits, "VectorQuantize: expected embed to have the shape (heads, codebook_size, dim), ",
+      at::IntArrayRef({num_codebooks(), options.codebook_size(), embed_avg.size(-1)}), ", but got ",
+      embed.sizes(), "; call set_codebook() to replace codes");
+}
+
+bool CodebookImpl::keeps_statistics() const {
+  const bool keeps = options.sync_every() > 1;
+  TORCH_CHECK_VALUE(!keeps || kept_steps.defined(),
+                    "VectorQuantize: expected sync_every to be 1 as at construction, which makes "
+                    "the state for more, but got ",
+                    options.sync_every());
+  return keeps;
+}
+
 torch::Tensor CodebookImpl::codes() {
-  auto codes = embed;
+  auto codes = checked_embed();
   if (!options.vq_bridge().is_empty()) {
     // A copy, because this step may replace dead codes before backward has used them.
     codes = options.vq_bridge().forward(ops::snapshot(codes));
@@ -216,6 +245,7 @@ std::string CodebookImpl::signature() const {
 
 void CodebookImpl::prepare(const torch::Tensor& x, const std::optional<torch::Tensor>& mask,
                            bool training, const distributed::Ranks& ranks) {
+  checked_embed();
   if (!training) {
     // Several threads may evaluate one module.
     if (!initialised() && !std::atomic_ref(warned_uninitialised_).exchange(true)) {
@@ -226,6 +256,7 @@ void CodebookImpl::prepare(const torch::Tensor& x, const std::optional<torch::Te
     }
     return;
   }
+  keeps_statistics();  // checked before anything is written
   if ((!ranks.alone() || x.size(1) > 0) && !initialised()) {
     initialise(x, mask, ranks);
   }
@@ -236,6 +267,7 @@ void CodebookImpl::prepare(const torch::Tensor& x, const std::optional<torch::Te
 
 void CodebookImpl::initialise(const torch::Tensor& x, const std::optional<torch::Tensor>& mask,
                               const distributed::Ranks& ranks) {
+  check_averages();
   const auto wide = wide_embed();
   auto kmeans = functional::InitialiseCodebookOptions()
                     .iterations(options.kmeans_iters())
@@ -283,7 +315,10 @@ torch::Tensor CodebookImpl::raw_inputs(const torch::Tensor& x) const {
 
 functional::CodebookState CodebookImpl::state() {
   // Threads may evaluate one module at the same time, so evaluation writes nothing.
-  if (is_training()) replaced = replaced.to(embed.device());
+  if (is_training()) {
+    check_averages();
+    replaced = replaced.to(embed.device());
+  }
   const bool moved = replaced.device() != embed.device();
   const auto count = moved ? at::zeros_like(cooldown.select(1, 0)) : replaced;
   functional::CodebookState state{embed, cluster_size, embed_avg, cooldown, count, rng};
@@ -323,6 +358,7 @@ std::optional<torch::Tensor> CodebookImpl::learn(const torch::Tensor& x,
   if (!learns(ema_update || accumulate)) {
     return std::nullopt;
   }
+  check_averages();
   auto how = learning(ema_update, ranks, accumulate);
   // Outside of training, as for update_ema_indices(), the averages move and no code is replaced.
   if (!is_training()) how.threshold(0).threshold_fraction(0);
@@ -351,6 +387,7 @@ void CodebookImpl::expire_codes(const torch::Tensor& x, const distributed::Ranks
 }
 
 void CodebookImpl::update_ema() {
+  check_averages();
   const auto wide = wide_embed();
   // The reference recomputes unused codes like all others, so they drift to the origin.
   const double decay = options.vqp_compat() ? 1 : options.decay();
@@ -361,7 +398,10 @@ void CodebookImpl::update_ema() {
 
 void CodebookImpl::set_codes(const torch::Tensor& codes) {
   at::NoGradGuard no_grad;
-  embed.copy_(codes.clone());  // a copy, because the codes may be a view of these
+  const auto values = codes.clone();  // a copy, because the codes may be a view of these
+  if (embed.sizes() != embed_avg.sizes())
+    embed.set_data(at::empty_like(embed_avg, embed.options()));
+  embed.copy_(values);
   // In the reference the averages do not change, and the next update undoes the assignment.
   if (options.vqp_compat()) return;
   embed_avg.copy_(embed);
@@ -384,7 +424,7 @@ void CodebookImpl::move_codes(const torch::Tensor& codes) {
 
 std::shared_ptr<torch::nn::Module> CodebookImpl::clone(
     const std::optional<torch::Device>& device) const {
-  auto own = options;
+  auto own = built_from_;
   own.vq_bridge(own.vq_bridge().clone(device));
   auto copy = std::make_shared<CodebookImpl>(std::move(own), owns_bridge_);
   copy->copy_state(*this, device);
@@ -394,6 +434,8 @@ std::shared_ptr<torch::nn::Module> CodebookImpl::clone(
 void CodebookImpl::copy_state(const CodebookImpl& other,
                               const std::optional<torch::Device>& device) {
   detail::copy_tensors(other, *this, device);
+  detail::copy_options(other.options, other.built_from_, options, device,
+                       [](auto& all) -> auto& { return all.vq_bridge(); });
   pending_ = other.pending_;
   replaced = other.replaced.clone();
   warned_uninitialised_ = other.warned_uninitialised_;

@@ -12,7 +12,7 @@ namespace torchvq::detail {
 inline std::pair<at::Tensor, std::vector<at::Tensor>> decoding_codes(CodebookImpl& codebook) {
   const auto& options = codebook.options;
   if (options.affine_param() && options.vq_bridge().is_empty()) {
-    return {codebook.embed,
+    return {codebook.checked_embed(),
             {codebook.batch_mean, codebook.batch_variance, codebook.codebook_mean,
              codebook.codebook_variance}};
   }

@@ -44,7 +44,10 @@ class Evaluating {
 
 EvoLFQImpl::EvoLFQImpl(torch::nn::AnyModule encoder_, torch::nn::AnyModule decoder_,
                        EvoLFQOptions options_)
-    : options(std::move(options_)), encoder(std::move(encoder_)), decoder(std::move(decoder_)) {
+    : options(std::move(options_)),
+      encoder(std::move(encoder_)),
+      decoder(std::move(decoder_)),
+      built_from_(options) {
   reset();
 }
 
@@ -64,12 +67,15 @@ void EvoLFQImpl::pretty_print(std::ostream& stream) const {
 
 std::shared_ptr<torch::nn::Module> EvoLFQImpl::clone(
     const std::optional<torch::Device>& device) const {
-  auto own = options;
+  auto own = built_from_;
   auto& activation = own.lfq().straight_through_activation();
-  if (!activation.is_empty()) activation = activation.clone(device);
+  activation = activation.clone(device);
   auto copy =
       std::make_shared<EvoLFQImpl>(encoder.clone(device), decoder.clone(device), std::move(own));
   detail::copy_tensors(*this, *copy, device);
+  copy->lfq->copy_options(*lfq, device);
+  detail::copy_options(options, built_from_, copy->options, device,
+                       [](auto& all) -> auto& { return all.lfq().straight_through_activation(); });
   return copy;
 }
 

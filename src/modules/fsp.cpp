@@ -47,7 +47,7 @@ detail::Layout layout_of(const FSPOptions& options) {
 }  // namespace
 
 FSPImpl::FSPImpl(FSPOptions options_)
-    : options(std::move(options_)), handle_(distributed::new_handle()) {
+    : options(std::move(options_)), handle_(distributed::new_handle()), built_from_(options) {
   reset();
 }
 
@@ -72,8 +72,9 @@ void FSPImpl::pretty_print(std::ostream& stream) const {
 
 std::shared_ptr<torch::nn::Module> FSPImpl::clone(
     const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<FSPImpl>(options);
+  auto copy = std::make_shared<FSPImpl>(built_from_);
   detail::copy_tensors(*this, *copy, device);
+  copy->options = options;
   return copy;
 }
 

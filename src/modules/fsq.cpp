@@ -84,7 +84,7 @@ F::QuantizeScalarsOutput between_projections(const FSQImpl& fsq, const torch::Te
 }  // namespace
 
 FSQImpl::FSQImpl(FSQOptions options_, bool owns_rng)
-    : options(std::move(options_)), owns_rng_(owns_rng) {
+    : options(std::move(options_)), built_from_(options), owns_rng_(owns_rng) {
   reset();
 }
 
@@ -113,8 +113,9 @@ void FSQImpl::pretty_print(std::ostream& stream) const {
 
 std::shared_ptr<torch::nn::Module> FSQImpl::clone(
     const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<FSQImpl>(options, owns_rng_);
+  auto copy = std::make_shared<FSQImpl>(built_from_, owns_rng_);
   detail::copy_tensors(*this, *copy, device);
+  copy->options = options;
   return copy;
 }
 

@@ -11,7 +11,7 @@
 namespace torchvq {
 
 GroupedResidualFSQImpl::GroupedResidualFSQImpl(GroupedResidualFSQOptions options_)
-    : options(std::move(options_)) {
+    : options(std::move(options_)), built_from_(options) {
   reset();
 }
 
@@ -30,8 +30,13 @@ void GroupedResidualFSQImpl::pretty_print(std::ostream& stream) const {
 
 std::shared_ptr<torch::nn::Module> GroupedResidualFSQImpl::clone(
     const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<GroupedResidualFSQImpl>(options);
+  auto copy = std::make_shared<GroupedResidualFSQImpl>(built_from_);
+  detail::check_number_of("rvqs", rvqs.size(), copy->rvqs.size());
   detail::copy_tensors(*this, *copy, device);
+  for (size_t group = 0; group < rvqs.size(); ++group) {
+    copy->rvqs[group]->copy_options(*rvqs[group]);
+  }
+  copy->options = options;
   return copy;
 }
 

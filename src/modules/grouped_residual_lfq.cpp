@@ -11,7 +11,7 @@
 namespace torchvq {
 
 GroupedResidualLFQImpl::GroupedResidualLFQImpl(GroupedResidualLFQOptions options_)
-    : options(std::move(options_)) {
+    : options(std::move(options_)), built_from_(options) {
   reset();
 }
 
@@ -30,8 +30,18 @@ void GroupedResidualLFQImpl::pretty_print(std::ostream& stream) const {
 
 std::shared_ptr<torch::nn::Module> GroupedResidualLFQImpl::clone(
     const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<GroupedResidualLFQImpl>(options);
+  auto own = built_from_;
+  auto& activation = own.rlfq().lfq().straight_through_activation();
+  activation = activation.clone(device);
+  auto copy = std::make_shared<GroupedResidualLFQImpl>(std::move(own));
+  detail::check_number_of("rvqs", rvqs.size(), copy->rvqs.size());
   detail::copy_tensors(*this, *copy, device);
+  for (size_t group = 0; group < rvqs.size(); ++group) {
+    copy->rvqs[group]->copy_options(*rvqs[group], device);
+  }
+  detail::copy_options(options, built_from_, copy->options, device, [](auto& all) -> auto& {
+    return all.rlfq().lfq().straight_through_activation();
+  });
   return copy;
 }
 

@@ -6,6 +6,7 @@
 #include <ATen/ops/stack.h>
 
 #include "detail/joined.h"
+#include "modules/copy_tensors.h"
 #include "modules/groups.h"
 #include "modules/residual_levels.h"
 #include "modules/stats.h"
@@ -37,7 +38,7 @@ detail::Layout detail::layout_of(const GroupedResidualVQImpl& grouped) {
 }
 
 GroupedResidualVQImpl::GroupedResidualVQImpl(GroupedResidualVQOptions options_)
-    : options(std::move(options_)) {
+    : options(std::move(options_)), built_from_(options) {
   reset();
 }
 
@@ -56,15 +57,17 @@ void GroupedResidualVQImpl::pretty_print(std::ostream& stream) const {
 
 std::shared_ptr<torch::nn::Module> GroupedResidualVQImpl::clone(
     const std::optional<torch::Device>& device) const {
-  auto own = options;
+  auto own = built_from_;
   auto& bridge = own.rvq().vq().vq_bridge();
   bridge = bridge.clone(device);
   auto copy = std::make_shared<GroupedResidualVQImpl>(std::move(own));
-  // First, so that groups and levels in another mode keep it.
-  copy->train(is_training());
+  detail::check_number_of("rvqs", rvqs.size(), copy->rvqs.size());
+  detail::copy_tensors(*this, *copy, device);
   for (size_t group = 0; group < rvqs.size(); ++group) {
     copy->rvqs[group]->copy_state(*rvqs[group], device);
   }
+  detail::copy_options(options, built_from_, copy->options, device,
+                       [](auto& all) -> auto& { return all.rvq().vq().vq_bridge(); });
   return copy;
 }
 

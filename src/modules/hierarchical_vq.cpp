@@ -136,7 +136,7 @@ torch::Tensor ScalePhiImpl::forward(const torch::Tensor& tokens, at::IntArrayRef
 // Construction ------------------------------------------------------------------------------------
 
 HierarchicalVQImpl::HierarchicalVQImpl(HierarchicalVQOptions options_)
-    : options(std::move(options_)) {
+    : options(std::move(options_)), built_from_(options) {
   reset();
 }
 
@@ -176,12 +176,13 @@ void HierarchicalVQImpl::pretty_print(std::ostream& stream) const {
 
 std::shared_ptr<torch::nn::Module> HierarchicalVQImpl::clone(
     const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<HierarchicalVQImpl>(options);
+  auto copy = std::make_shared<HierarchicalVQImpl>(built_from_);
+  detail::check_number_of("vqs", vqs.size(), copy->vqs.size());
   detail::copy_tensors(*this, *copy, device);
   for (size_t index = 0; index < vqs.size(); ++index) {
-    copy->vqs[index]->codebook_state->copy_state(*vqs[index]->codebook_state, device);
-    copy->vqs[index]->step_counts = vqs[index]->step_counts;
+    copy->vqs[index]->copy_level(*vqs[index], device);
   }
+  copy->options = options;
   copy->step_counts = step_counts;
   return copy;
 }

@@ -14,6 +14,30 @@ namespace torchvq::detail {
 
 namespace F = functional;
 
+namespace {
+
+/// The gradients of these parameters, to return to; backward adds to a gradient in place.
+class GradientsBefore {
+ public:
+  explicit GradientsBefore(const std::vector<at::Tensor>& learned) : learned_(learned) {
+    const at::NoGradGuard no_grad;
+    for (const auto& parameter : learned) {
+      const auto& gradient = parameter.grad();
+      gradients_.push_back(gradient.defined() ? gradient.clone() : gradient);
+    }
+  }
+
+  void restore() const {
+    for (size_t i = 0; i < learned_.size(); ++i) learned_[i].mutable_grad() = gradients_[i];
+  }
+
+ private:
+  std::vector<at::Tensor> learned_, gradients_;
+};
+
+/// Returns whether any rank has a token; if not, the optimizer must not step: with moments or decay
+/// it would move codes by gradients of zero, too. Turns the gradients of `learned`, of a mean over
+/// this rank's tokens (H, T, D), into those of the mean over the tokens of all ranks.
 bool average_gradients_(const std::vector<at::Tensor>& learned, const at::Tensor& tokens,
                         const std::optional<at::Tensor>& mask, const distributed::Ranks& ranks) {
   // What sizes tell needs no value of a tensor, for which a GPU would have to wait.
@@ -29,11 +53,31 @@ bool average_gradients_(const std::vector<at::Tensor>& learned, const at::Tensor
   // The mean of ones over the tokens of all ranks is 1, or 0 if there is none.
   gradients.push_back(at::ones({}, tokens.options()));
   const auto averages = F::average_gradients(gradients, tokens, mask, ranks);
-  if (!certain && averages.back().item<double>() == 0) return false;  // gradients stay as they are
+  if (!certain && averages.back().item<double>() == 0) return false;
   for (size_t index = 0; index < parameters.size(); ++index) {
     parameters[index].mutable_grad() = averages[index];
   }
   return true;
+}
+
+}  // namespace
+
+void step_own_optimizer(InPlaceOptimizer& owner, bool manual,
+                        const std::vector<at::Tensor>& learned,
+                        const std::function<at::Tensor()>& backward,
+                        const std::optional<at::Tensor>& mask, const distributed::Ranks& ranks) {
+  const GradientsBefore before(learned);
+  try {
+    const auto tokens = backward();
+    if (!average_gradients_(learned, tokens, mask, ranks)) {
+      before.restore();
+    } else if (!manual) {
+      owner.update_in_place_optimizer();
+    }
+  } catch (...) {
+    before.restore();  // repeated, the step would take its own gradient twice
+    throw;
+  }
 }
 
 at::Tensor target_of(const at::Tensor& tokens) {
@@ -45,16 +89,17 @@ at::Tensor in_place_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
                          const distributed::Ranks& ranks) {
   const c10::InferenceMode no_inference(false);
   at::AutoGradMode enable_grad(true);
-  const auto target = target_of(projected);
-  const auto found = F::quantize(target, codebook, vq.codebook_state->rng, std::nullopt,
-                                 F::QuantizeOptions().estimator("none"));
-  const auto loss = ops::commitment_loss(found.inputs, found.codes, mask);
-  loss.backward();
-  const bool learns =
-      average_gradients_(vq.codebook_state->learned_parameters(), target, mask, ranks);
-  if (learns && !vq.options.manual_in_place_optimizer_update()) {
-    vq.update_in_place_optimizer();
-  }
+  at::Tensor loss;
+  const auto backward = [&] {
+    const auto target = target_of(projected);
+    const auto found = F::quantize(target, codebook, vq.codebook_state->rng, std::nullopt,
+                                   F::QuantizeOptions().estimator("none"));
+    loss = ops::commitment_loss(found.inputs, found.codes, mask);
+    loss.backward();
+    return target;
+  };
+  step_own_optimizer(vq, vq.options.manual_in_place_optimizer_update(),
+                     vq.codebook_state->learned_parameters(), backward, mask, ranks);
   return loss.detach();
 }
 

@@ -1,10 +1,12 @@
 // The step of an in-place optimizer inside a training forward.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <vector>
 
 #include <torchvq/distributed/ranks.h>
+#include <torchvq/modules/in_place_optimizer.h>
 #include <torchvq/modules/vector_quantize.h>
 
 namespace torchvq::detail {
@@ -13,10 +15,14 @@ namespace torchvq::detail {
 /// save them.
 at::Tensor target_of(const at::Tensor& tokens);
 
-/// Returns whether any rank has a token; if not, the optimizer must not step: with moments or decay
-/// it would move codes by gradients of zero, too. Turns the gradients of `learned`, of a mean over
-/// this rank's tokens (H, T, D), into those of the mean over the tokens of all ranks.
-bool average_gradients_(const std::vector<at::Tensor>& learned, const at::Tensor& tokens,
+/// One step of a module's own optimizer, which updates `learned` unless it is manual. If it fails, or
+/// no rank has a token, the gradients are those before it.
+///
+/// @param backward  accumulates the gradients of a mean over this rank's tokens, and returns these
+///                  tokens (H, T, D).
+void step_own_optimizer(InPlaceOptimizer& owner, bool manual,
+                        const std::vector<at::Tensor>& learned,
+                        const std::function<at::Tensor()>& backward,
                         const std::optional<at::Tensor>& mask, const distributed::Ranks& ranks);
 
 /// One step towards the tokens (H, T, D) of this batch; returns the loss of this step.

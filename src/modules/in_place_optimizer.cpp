@@ -4,6 +4,7 @@
 #include <optional>
 #include <sstream>
 #include <typeinfo>
+#include <utility>
 
 #include <c10/util/Type.h>
 #include <torch/csrc/autograd/variable.h>
@@ -81,6 +82,20 @@ void InPlaceOptimizer::load_in_place_optimizer_state(const State& state) {
     detail::load_optimizer_state(*in_place_optimizer_, state);
     in_place_state_loaded_ = !state.empty();
   }
+}
+
+void InPlaceOptimizer::set_in_place_optimizer(const char* owner,
+                                              std::shared_ptr<torch::optim::Optimizer> made) {
+  TORCH_CHECK_VALUE(made, owner,
+                    ": expected in_place_codebook_optimizer to return an optimizer, but got none");
+  in_place_optimizer_ = std::move(made);
+}
+
+void InPlaceOptimizer::copy_in_place_optimizer(const InPlaceOptimizer& other) {
+  if (in_place_optimizer_ && other.in_place_optimizer_) {
+    detail::copy_optimizer_options(*other.in_place_optimizer_, *in_place_optimizer_);
+  }
+  load_in_place_optimizer_state(other.in_place_optimizer_state());
 }
 
 void InPlaceOptimizer::save_in_place_optimizer(torch::serialize::OutputArchive& archive) const {

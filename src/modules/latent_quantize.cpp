@@ -45,7 +45,7 @@ torch::Dtype wide(const torch::Tensor& own, torch::Dtype dtype) {
 }  // namespace
 
 LatentQuantizeImpl::LatentQuantizeImpl(LatentQuantizeOptions options_)
-    : options(std::move(options_)), handle_(distributed::new_handle()) {
+    : options(std::move(options_)), handle_(distributed::new_handle()), built_from_(options) {
   reset();
 }
 
@@ -70,7 +70,7 @@ void LatentQuantizeImpl::reset() {
     values_per_latent->append(own.clone().requires_grad_());
   }
   if (options.in_place_codebook_optimizer()) {
-    in_place_optimizer_ = options.in_place_codebook_optimizer()(values());
+    set_in_place_optimizer(kLatentQuantize, options.in_place_codebook_optimizer()(values()));
   }
 }
 
@@ -81,13 +81,14 @@ void LatentQuantizeImpl::pretty_print(std::ostream& stream) const {
 
 std::shared_ptr<torch::nn::Module> LatentQuantizeImpl::clone(
     const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<LatentQuantizeImpl>(options);
+  auto copy = std::make_shared<LatentQuantizeImpl>(built_from_);
   detail::copy_tensors(*this, *copy, device);
+  copy->options = options;
   copy->fixed_ = fixed_;
   if (device) {
     for (auto& own : copy->fixed_) own = own.to(*device);
   }
-  copy->load_in_place_optimizer_state(in_place_optimizer_state());
+  copy->copy_in_place_optimizer(*this);
   return copy;
 }
 
@@ -161,14 +162,14 @@ std::vector<torch::Tensor> LatentQuantizeImpl::values_of_step(const torch::Tenso
     if (!ranks.alone()) handshake(latents, ranks);
     const c10::InferenceMode no_inference(false);
     at::AutoGradMode enable_grad(true);
-    const auto target = detail::target_of(latents);
-    F::latent_quantize(target, own, /*commitment=*/0, /*quantization=*/1, mask).loss.backward();
-    const auto dim = static_cast<int64_t>(options.levels().size());
-    const auto rows = target.reshape({1, -1, dim});
-    const bool learns = detail::average_gradients_(
-        own, target.scalar_type() == at::kDouble ? rows : rows.to(at::kFloat),
-        mask ? OptionalTensor(mask->reshape({1, -1})) : std::nullopt, ranks);
-    if (learns) update_in_place_optimizer();
+    const auto backward = [&] {
+      const auto target = detail::target_of(latents);
+      F::latent_quantize(target, own, /*commitment=*/0, /*quantization=*/1, mask).loss.backward();
+      const auto rows = target.reshape({1, -1, static_cast<int64_t>(options.levels().size())});
+      return target.scalar_type() == at::kDouble ? rows : rows.to(at::kFloat);
+    };
+    const auto row_mask = mask ? OptionalTensor(mask->reshape({1, -1})) : std::nullopt;
+    detail::step_own_optimizer(*this, /*manual=*/false, own, backward, row_mask, ranks);
   } else if (!options.vqp_compat()) {
     return own;
   }

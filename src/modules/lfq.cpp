@@ -57,7 +57,10 @@ torch::Tensor CosineSimLinearImpl::forward(const torch::Tensor& x) {
 }
 
 LFQImpl::LFQImpl(LFQOptions options_, bool is_level)
-    : options(std::move(options_)), is_level_(is_level), handle_(distributed::new_handle()) {
+    : options(std::move(options_)),
+      built_from_(options),
+      is_level_(is_level),
+      handle_(distributed::new_handle()) {
   reset();
   if (!is_level_) warn_if_unbounded();
 }
@@ -112,11 +115,17 @@ void LFQImpl::pretty_print(std::ostream& stream) const {
 
 std::shared_ptr<torch::nn::Module> LFQImpl::clone(
     const std::optional<torch::Device>& device) const {
-  auto own = options;
+  auto own = built_from_;
   own.straight_through_activation(own.straight_through_activation().clone(device));
   auto copy = std::make_shared<LFQImpl>(std::move(own), is_level_);
   detail::copy_tensors(*this, *copy, device);
+  copy->copy_options(*this, device);
   return copy;
+}
+
+void LFQImpl::copy_options(const LFQImpl& other, const std::optional<torch::Device>& device) {
+  detail::copy_options(other.options, other.built_from_, options, device,
+                       [](auto& all) -> auto& { return all.straight_through_activation(); });
 }
 
 bool LFQImpl::has_projections() const {

@@ -1,6 +1,5 @@
 #include "modules/optimizer_state.h"
 
-#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -109,8 +108,12 @@ void read(at::Tensor& field, const at::Tensor& value, const at::Tensor& paramete
 
 void check_field(int64_t /*field*/, const std::string& name, const at::Tensor& value,
                  const at::Tensor& /*parameter*/) {
+  constexpr double kMostSteps = 9007199254740992;  // 2^53: a double holds every smaller number
   TORCH_CHECK_VALUE(value.numel() == 1, "load_state_dict: expected ", name,
                     " to be a number, but got shape ", value.sizes());
+  const auto steps = value.item<double>();
+  TORCH_CHECK_VALUE(steps >= 0 && steps <= kMostSteps, "load_state_dict: expected ", name,
+                    " to be a number of steps, 0 or more, but got ", steps);
 }
 
 void check_field(const at::Tensor& /*field*/, const std::string& name, const at::Tensor& value,
@@ -121,16 +124,39 @@ void check_field(const at::Tensor& /*field*/, const std::string& name, const at:
                     " to be floating point, but got ", value.scalar_type());
 }
 
-/// Removes the entries of parameter number `prefix` from `left`, after checking them.
+/// Whether an optimizer with these options reads a field of its state.
+bool reads_field(const std::string& name, const optim::OptimizerOptions& options) {
+  if (const auto* adam = dynamic_cast<const optim::AdamOptions*>(&options)) {
+    return name != "max_exp_avg_sq" || adam->amsgrad();
+  }
+  if (const auto* adamw = dynamic_cast<const optim::AdamWOptions*>(&options)) {
+    return name != "max_exp_avg_sq" || adamw->amsgrad();
+  }
+  if (const auto* rmsprop = dynamic_cast<const optim::RMSpropOptions*>(&options)) {
+    if (name == "momentum_buffer") return rmsprop->momentum() > 0;
+    if (name == "grad_avg") return rmsprop->centered();
+  }
+  return true;
+}
+
+/// Removes the entries of parameter number `prefix` from `left`, after checking them. A parameter
+/// without any begins anew.
 template <typename ParamState>
 void check_parameter(ParamState fields, const std::string& prefix, const at::Tensor& parameter,
-                     State& left) {
+                     const optim::OptimizerOptions& options, State& left) {
+  std::string present, missing;
   visit(fields, [&](const std::string& name, auto& field) {
     if (const auto value = left.find(prefix + name); value != left.end()) {
       check_field(field, value->first, value->second, parameter);
+      present = value->first;
       left.erase(value);
+    } else if (reads_field(name, options)) {
+      missing = prefix + name;
     }
   });
+  TORCH_CHECK_VALUE(present.empty() || missing.empty(),
+                    "load_state_dict: expected the in-place optimizer's state to have ", missing,
+                    " beside ", present, ", but got a state without it");
 }
 
 template <typename ParamState>
@@ -174,10 +200,12 @@ State optimizer_state(optim::Optimizer& optimizer) {
 
 void check_optimizer_state(optim::Optimizer& optimizer, const State& state) {
   auto left = state;
-  const auto parameters = parameters_of(optimizer);
   with_state_of(optimizer, [&](const auto& fields) {
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      check_parameter(fields, std::to_string(i) + ".", parameters[i], left);
+    size_t number = 0;
+    for (const auto& group : optimizer.param_groups()) {
+      for (const auto& parameter : group.params()) {
+        check_parameter(fields, std::to_string(number++) + ".", parameter, group.options(), left);
+      }
     }
   });
   TORCH_CHECK_VALUE(left.empty(),
@@ -193,6 +221,18 @@ void load_optimizer_state(optim::Optimizer& optimizer, const State& state) {
     for (size_t i = 0; i < parameters.size(); ++i) {
       load_parameter(fields, std::to_string(i) + ".", parameters[i], state, optimizer);
     }
+  });
+}
+
+void copy_optimizer_options(const optim::Optimizer& from, optim::Optimizer& to) {
+  const auto& groups = from.param_groups();
+  auto& own = to.param_groups();
+  TORCH_CHECK_VALUE(groups.size() == own.size(),
+                    "clone: expected the in-place optimizer to have the ", own.size(),
+                    " groups of parameters of construction, but got ", groups.size());
+  // The options of a user's own optimizer need not have a copy.
+  with_state_of(from, [&](const auto& /*state*/) {
+    for (size_t i = 0; i < own.size(); ++i) own[i].set_options(groups[i].options().clone());
   });
 }
 

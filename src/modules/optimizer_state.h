@@ -17,9 +17,14 @@ std::map<std::string, at::Tensor> optimizer_state(torch::optim::Optimizer& optim
 /// Replaces the state of the optimizer by copies of such tensors; parameters without a tensor keep
 /// their state.
 ///
-/// Throws c10::ValueError for names or shapes that do not fit, before anything changes.
+/// Throws c10::ValueError for names or shapes that do not fit, for a count of steps that is none,
+/// and for a parameter with only a part of what the optimizer reads, before anything changes.
 void load_optimizer_state(torch::optim::Optimizer& optimizer,
                           const std::map<std::string, at::Tensor>& state);
+
+/// Gives the groups of `to` the options of those of `from`, if the optimizer is one of these types.
+/// Throws c10::ValueError if it has another number of groups.
+void copy_optimizer_options(const torch::optim::Optimizer& from, torch::optim::Optimizer& to);
 
 /// Only the checks of load_optimizer_state().
 void check_optimizer_state(torch::optim::Optimizer& optimizer,

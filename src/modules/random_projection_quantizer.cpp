@@ -19,7 +19,7 @@ namespace F = functional;
 
 RandomProjectionQuantizerImpl::RandomProjectionQuantizerImpl(
     RandomProjectionQuantizerOptions options_)
-    : options(options_) {
+    : options(options_), built_from_(options) {
   reset();
 }
 
@@ -49,8 +49,10 @@ void RandomProjectionQuantizerImpl::pretty_print(std::ostream& stream) const {
 
 std::shared_ptr<torch::nn::Module> RandomProjectionQuantizerImpl::clone(
     const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<RandomProjectionQuantizerImpl>(options);
+  auto copy = std::make_shared<RandomProjectionQuantizerImpl>(built_from_);
   detail::copy_tensors(*this, *copy, device);
+  copy->vq->copy_level(*vq, device);
+  copy->options = options;
   return copy;
 }
 

@@ -65,7 +65,8 @@ std::optional<torch::Tensor> soft_clamp_of(const ResidualFSQOptions& options) {
 
 }  // namespace
 
-ResidualFSQImpl::ResidualFSQImpl(ResidualFSQOptions options_) : options(std::move(options_)) {
+ResidualFSQImpl::ResidualFSQImpl(ResidualFSQOptions options_)
+    : options(std::move(options_)), built_from_(options) {
   reset();
 }
 
@@ -96,10 +97,19 @@ void ResidualFSQImpl::pretty_print(std::ostream& stream) const {
 
 std::shared_ptr<torch::nn::Module> ResidualFSQImpl::clone(
     const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<ResidualFSQImpl>(options);
+  auto copy = std::make_shared<ResidualFSQImpl>(built_from_);
   detail::copy_tensors(*this, *copy, device);
+  copy->copy_options(*this);
   copy->scales_ = scales_;
   return copy;
+}
+
+void ResidualFSQImpl::copy_options(const ResidualFSQImpl& other) {
+  detail::check_number_of("levels", other.levels.size(), levels.size());
+  for (size_t level = 0; level < levels.size(); ++level) {
+    levels[level]->options = other.levels[level]->options;
+  }
+  options = other.options;
 }
 
 void ResidualFSQImpl::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {

@@ -21,9 +21,9 @@ void step_shared_optimizer(ResidualVQImpl& rvq, const at::Tensor& inputs,
   const auto mask = layout_of(rvq).split_mask(request.mask);
   // A step learns in inference mode, too, as it does under no_grad.
   const c10::InferenceMode no_inference(false);
-  auto residual = target_of(inputs);
-  {
-    at::AutoGradMode enable_grad(true);
+  const auto backward = [&] {
+    const at::AutoGradMode enable_grad(true);
+    auto residual = target_of(inputs);
     for (int64_t index = 0; index < request.depth; ++index) {
       const auto found =
           F::quantize(residual, codebook.codes(), codebook.rng, std::nullopt,
@@ -31,13 +31,11 @@ void step_shared_optimizer(ResidualVQImpl& rvq, const at::Tensor& inputs,
       ops::commitment_loss(found.inputs, found.codes, mask).backward();
       residual = residual.sub(found.codes.detach());
     }
-  }
-  const bool learns =
-      average_gradients_(codebook.learned_parameters(), residual, mask, request.ranks);
+    return residual;
+  };
   // With vqp_compat the levels wait for a call, whatever the options of the stack say.
-  if (learns && !rvq.levels[0]->options.manual_in_place_optimizer_update()) {
-    rvq.update_in_place_optimizer();
-  }
+  step_own_optimizer(rvq, rvq.levels[0]->options.manual_in_place_optimizer_update(),
+                     codebook.learned_parameters(), backward, mask, request.ranks);
 }
 
 }  // namespace torchvq::detail

@@ -47,7 +47,8 @@ LFQOptions level_options(const ResidualLFQOptions& options, int64_t level) {
 
 }  // namespace
 
-ResidualLFQImpl::ResidualLFQImpl(ResidualLFQOptions options_) : options(std::move(options_)) {
+ResidualLFQImpl::ResidualLFQImpl(ResidualLFQOptions options_)
+    : options(std::move(options_)), built_from_(options) {
   reset();
   levels[0]->warn_if_unbounded();
 }
@@ -78,9 +79,23 @@ void ResidualLFQImpl::pretty_print(std::ostream& stream) const {
 
 std::shared_ptr<torch::nn::Module> ResidualLFQImpl::clone(
     const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<ResidualLFQImpl>(options);
+  auto own = built_from_;
+  auto& activation = own.lfq().straight_through_activation();
+  activation = activation.clone(device);
+  auto copy = std::make_shared<ResidualLFQImpl>(std::move(own));
   detail::copy_tensors(*this, *copy, device);
+  copy->copy_options(*this, device);
   return copy;
+}
+
+void ResidualLFQImpl::copy_options(const ResidualLFQImpl& other,
+                                   const std::optional<torch::Device>& device) {
+  detail::check_number_of("levels", other.levels.size(), levels.size());
+  for (size_t level = 0; level < levels.size(); ++level) {
+    levels[level]->copy_options(*other.levels[level], device);
+  }
+  detail::copy_options(other.options, other.built_from_, options, device,
+                       [](auto& all) -> auto& { return all.lfq().straight_through_activation(); });
 }
 
 // Forward -----------------------------------------------------------------------------------------

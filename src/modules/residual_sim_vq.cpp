@@ -56,7 +56,8 @@ struct ResidualSimVQImpl::Walk {
   OptionalTensor mask;  // (1, B * N)
 };
 
-ResidualSimVQImpl::ResidualSimVQImpl(ResidualSimVQOptions options_) : options(std::move(options_)) {
+ResidualSimVQImpl::ResidualSimVQImpl(ResidualSimVQOptions options_)
+    : options(std::move(options_)), built_from_(options) {
   reset();
 }
 
@@ -81,12 +82,18 @@ void ResidualSimVQImpl::pretty_print(std::ostream& stream) const {
 
 std::shared_ptr<torch::nn::Module> ResidualSimVQImpl::clone(
     const std::optional<torch::Device>& device) const {
-  auto own = options;
+  auto own = built_from_;
   own.sim_vq().init_fn({});
   auto& transform = own.sim_vq().codebook_transform();
-  if (!transform.is_empty()) transform = transform.clone(device);
+  transform = transform.clone(device);
   auto copy = std::make_shared<ResidualSimVQImpl>(std::move(own));
+  detail::check_number_of("levels", levels.size(), copy->levels.size());
   detail::copy_tensors(*this, *copy, device);
+  for (size_t level = 0; level < levels.size(); ++level) {
+    copy->levels[level]->copy_options(*levels[level], device);
+  }
+  detail::copy_options(options, built_from_, copy->options, device,
+                       [](auto& all) -> auto& { return all.sim_vq().codebook_transform(); });
   return copy;
 }
 

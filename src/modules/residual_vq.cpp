@@ -60,7 +60,7 @@ VectorQuantizeOptions level_options(const ResidualVQOptions& options, int64_t si
 }  // namespace
 
 ResidualVQImpl::ResidualVQImpl(ResidualVQOptions options_, bool owns_bridge)
-    : options(std::move(options_)), owns_bridge_(owns_bridge) {
+    : options(std::move(options_)), built_from_(options), owns_bridge_(owns_bridge) {
   reset();
 }
 
@@ -82,8 +82,8 @@ void ResidualVQImpl::reset() {
     }
   }
   if (options.shared_codebook() && options.vq().in_place_codebook_optimizer()) {
-    in_place_optimizer_ =
-        options.vq().in_place_codebook_optimizer()(levels[0]->codebook_state->learned_parameters());
+    set_in_place_optimizer("ResidualVQ", options.vq().in_place_codebook_optimizer()(
+                                             levels[0]->codebook_state->learned_parameters()));
   }
 }
 
@@ -111,7 +111,7 @@ void ResidualVQImpl::pretty_print(std::ostream& stream) const {
 
 std::shared_ptr<torch::nn::Module> ResidualVQImpl::clone(
     const std::optional<torch::Device>& device) const {
-  auto own = options;
+  auto own = built_from_;
   own.vq().vq_bridge(own.vq().vq_bridge().clone(device));
   auto copy = std::make_shared<ResidualVQImpl>(std::move(own), owns_bridge_);
   copy->copy_state(*this, device);
@@ -120,13 +120,14 @@ std::shared_ptr<torch::nn::Module> ResidualVQImpl::clone(
 
 void ResidualVQImpl::copy_state(const ResidualVQImpl& other,
                                 const std::optional<torch::Device>& device) {
+  detail::check_number_of("levels", other.levels.size(), levels.size());
   detail::copy_tensors(other, *this, device);
   for (size_t index = 0; index < levels.size(); ++index) {
-    levels[index]->codebook_state->copy_state(*other.levels[index]->codebook_state, device);
-    levels[index]->step_counts = other.levels[index]->step_counts;
-    levels[index]->load_in_place_optimizer_state(other.levels[index]->in_place_optimizer_state());
+    levels[index]->copy_level(*other.levels[index], device);
   }
-  load_in_place_optimizer_state(other.in_place_optimizer_state());
+  detail::copy_options(other.options, other.built_from_, options, device,
+                       [](auto& all) -> auto& { return all.vq().vq_bridge(); });
+  copy_in_place_optimizer(other);
 }
 
 void ResidualVQImpl::save(torch::serialize::OutputArchive& archive) const {

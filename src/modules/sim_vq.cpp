@@ -56,6 +56,7 @@ const torch::nn::LinearImpl* plain_map(const SimVQImpl& vq, const torch::Tensor&
 
 SimVQImpl::SimVQImpl(SimVQOptions options_, bool owns_transform)
     : options(std::move(options_)),
+      built_from_(options),
       handle_(distributed::new_handle()),
       owns_transform_(owns_transform) {
   reset();
@@ -70,7 +71,9 @@ void SimVQImpl::reset() {
       drawn.dim() == 2 && drawn.size(0) == options.codebook_size() && drawn.size(1) == width,
       "SimVQ: expected init_fn to return codes of shape [", options.codebook_size(), ", ", width,
       "], but got ", drawn.sizes());
-  frozen_codebook = register_buffer("frozen_codebook", drawn.detach());
+  // init_fn may return a tensor that it keeps, or one that several levels get.
+  frozen_codebook =
+      register_buffer("frozen_codebook", drawn.detach().clone(at::MemoryFormat::Contiguous));
   code_transform = options.codebook_transform();
   if (code_transform.is_empty()) {
     code_transform = torch::nn::AnyModule(
@@ -86,13 +89,19 @@ void SimVQImpl::pretty_print(std::ostream& stream) const {
 
 std::shared_ptr<torch::nn::Module> SimVQImpl::clone(
     const std::optional<torch::Device>& device) const {
-  auto own = options;
+  auto own = built_from_;
   own.init_fn({});
   auto& transform = own.codebook_transform();
-  if (!transform.is_empty()) transform = transform.clone(device);
+  transform = transform.clone(device);
   auto copy = std::make_shared<SimVQImpl>(std::move(own), owns_transform_);
   detail::copy_tensors(*this, *copy, device);
+  copy->copy_options(*this, device);
   return copy;
+}
+
+void SimVQImpl::copy_options(const SimVQImpl& other, const std::optional<torch::Device>& device) {
+  detail::copy_options(other.options, other.built_from_, options, device,
+                       [](auto& all) -> auto& { return all.codebook_transform(); });
 }
 
 std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>

@@ -64,7 +64,10 @@ VectorQuantizeImpl::VectorQuantizeImpl(VectorQuantizeOptions options_)
 
 VectorQuantizeImpl::VectorQuantizeImpl(VectorQuantizeOptions options_, Codebook borrowed,
                                        bool owns_bridge)
-    : options(std::move(options_)), borrowed_(std::move(borrowed)), owns_bridge_(owns_bridge) {
+    : options(std::move(options_)),
+      built_from_(options),
+      borrowed_(std::move(borrowed)),
+      owns_bridge_(owns_bridge) {
   reset();
 }
 
@@ -84,8 +87,8 @@ void VectorQuantizeImpl::reset() {
   codebook_state =
       borrowed_ ? borrowed_ : register_module("_codebook", Codebook(options, owns_bridge_));
   if (options.in_place_codebook_optimizer()) {
-    in_place_optimizer_ =
-        options.in_place_codebook_optimizer()(codebook_state->learned_parameters());
+    set_in_place_optimizer(kVectorQuantize, options.in_place_codebook_optimizer()(
+                                                codebook_state->learned_parameters()));
   }
 }
 
@@ -104,7 +107,7 @@ void VectorQuantizeImpl::pretty_print(std::ostream& stream) const {
 
 std::shared_ptr<torch::nn::Module> VectorQuantizeImpl::clone(
     const std::optional<torch::Device>& device) const {
-  auto own = options;
+  auto own = built_from_;
   own.vq_bridge(own.vq_bridge().clone(device));
   // A borrowed codebook is replaced by the copy's own; a level with a borrowed codebook has
   // no other tensors to copy.
@@ -114,10 +117,17 @@ std::shared_ptr<torch::nn::Module> VectorQuantizeImpl::clone(
   } else {
     detail::copy_tensors(*this, *copy, device);
   }
-  copy->codebook_state->copy_state(*codebook_state, device);
-  copy->step_counts = step_counts;
-  copy->load_in_place_optimizer_state(in_place_optimizer_state());
+  copy->copy_level(*this, device);
   return copy;
+}
+
+void VectorQuantizeImpl::copy_level(const VectorQuantizeImpl& other,
+                                    const std::optional<torch::Device>& device) {
+  codebook_state->copy_state(*other.codebook_state, device);
+  detail::copy_options(other.options, other.built_from_, options, device,
+                       [](auto& all) -> auto& { return all.vq_bridge(); });
+  step_counts = other.step_counts;
+  copy_in_place_optimizer(other);
 }
 
 void VectorQuantizeImpl::save(torch::serialize::OutputArchive& archive) const {
@@ -236,7 +246,7 @@ torch::Tensor VectorQuantizeImpl::codebook() {
 
 void VectorQuantizeImpl::set_codebook(const torch::Tensor& codes) {
   detail::check_defined(kVectorQuantize, "codebook", codes);
-  const auto shape = codebook_state->embed.sizes();
+  const auto shape = codebook_state->embed_avg.sizes();
   TORCH_CHECK_VALUE(codes.sizes() == shape || codes.sizes() == shape.slice(1),
                     "VectorQuantize: expected codebook to have shape ", shape, ", but got ",
                     codes.sizes());

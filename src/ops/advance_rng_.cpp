@@ -15,6 +15,7 @@ void check_advance_rng_(const at::Tensor& rng, const std::optional<at::Tensor>& 
   check_dtype(op, "rng", rng, at::kLong);
   check_rank(op, "rng", rng, 1, "(2,)");
   check_size(op, "rng", rng, 0, 2, "seed and step");
+  check_no_overlap(op, "rng", rng);
   TORCH_CHECK_TYPE(!mask || at::isIntegralType(mask->scalar_type(), /*includeBool=*/true), op,
                    ": expected mask to be bool or an integer, but got ", mask->scalar_type());
 }

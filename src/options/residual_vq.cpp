@@ -38,6 +38,8 @@ void check_ranges(const ResidualVQOptions& o, int64_t levels) {
   detail::check_dropout(expect_residual_vq, o, levels);
   expect_residual_vq(o.quant_grad_frac() >= 0 && o.quant_grad_frac() <= 1, "quant_grad_frac",
                      "in [0, 1]", o.quant_grad_frac());
+  expect_residual_vq(o.codebook_dim().value_or(1) >= 1, "codebook_dim", "at least 1",
+                     o.codebook_dim());
   expect_residual_vq(o.mlp_kwargs().dim_hidden().value_or(1) >= 1, "mlp_kwargs.dim_hidden",
                      "at least 1", o.mlp_kwargs().dim_hidden());
   expect_residual_vq(o.mlp_kwargs().depth() >= 0, "mlp_kwargs.depth", "0 or more",

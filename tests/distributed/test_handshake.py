@@ -261,6 +261,21 @@ def test_one_rank_has_float64_tokens(two: Ranks, kind: str) -> None:
     expect_a_sentence(answers, ("rank 0: float32 tokens", "rank 1: float64 tokens"))
 
 
+def in_another_collective(rank: int) -> tuple[str, float, bool] | None:
+    module = build("VectorQuantize", {})
+    if rank == 0:
+        return attempt(module, tokens("VectorQuantize", rank))
+    bytes_ = torch.full((1024,), 255, dtype=torch.uint8)
+    dist.all_gather([torch.empty_like(bytes_) for _ in range(dist.get_world_size())], bytes_)
+    return None
+
+
+def test_a_rank_in_another_collective_is_named(two: Ranks) -> None:
+    said, _, kept = two.run(in_another_collective)[0]
+    assert "rank 1: another collective than torchvq's" in said
+    assert kept
+
+
 def bare_lfq(rank: int) -> tuple[str, float, bool]:
     torch.manual_seed(0)
     x = torch.randn(1, 20, 4)

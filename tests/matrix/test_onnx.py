@@ -152,6 +152,24 @@ def test_masks(name: str, options: dict, tmp_path: Path) -> None:
         torch.testing.assert_close(torch.from_numpy(own), expected.detach(), equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("VectorQuantize", dict(use_cosine_sim=True)),
+        ("ResidualVQ", dict(num_quantizers=2, use_cosine_sim=True)),
+        ("RandomProjectionQuantizer", dict(codebook_dim=8)),
+    ],
+    ids=["plain", "residual", "random"],
+)
+def test_codes_that_are_equally_near_to_a_zero_vector(
+    name: str, options: dict, tmp_path: Path
+) -> None:
+    module = Encode(getattr(torchvq, name)(dim=16, codebook_size=32, **options).eval())
+    x = torch.randn(2, 6, 16)
+    x[:, ::2] = 0
+    run(module, x, {2}, tmp_path / "encode.onnx", [x])
+
+
 @pytest.mark.parametrize("option", [dict(kwargs={"mask": None}), dict(dynamic_shapes=({},))])
 def test_an_exported_program_has_its_inputs(option: dict, tmp_path: Path) -> None:
     program = torch.export.export(

@@ -1,6 +1,10 @@
-"""The section "Also different" of docs/migrating.md, checked on both packages."""
+"""The sections "Where names are" and "Also different" of docs/migrating.md, checked on both packages."""
 
 from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +13,7 @@ from torch import nn
 
 import torchvq
 
+PAGE = Path(__file__).parents[2] / "docs/migrating.md"
 STACK = dict(dim=4, codebook_size=16, num_quantizers=8)
 SCALARS = dict(levels=[4] * 4, num_quantizers=8)
 
@@ -48,7 +53,7 @@ def test_the_quantizer_of_scales_and_the_codebook_are_not_called() -> None:
         hvq = package.HierarchicalVQ(**options)
         assert calls(hvq, hvq.vq, tokens().transpose(1, 2)) == expected
     reference.VectorQuantize(4, 16)._codebook(tokens())
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="call the quantizer; distances to the codes"):
         torchvq.VectorQuantize(4, 16)._codebook(tokens())
 
 
@@ -115,3 +120,128 @@ def test_own_optimizers_count_affine_statistics_once_or_as_the_reference(compat:
     second = mean * decay + (mean + 1) * (1 - decay)
     last = second * decay + (mean + 2) * (1 - decay)
     torch.testing.assert_close(ours._codebook.batch_mean.flatten(), last)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["vector_quantize_pytorch", "finite_scalar_quantization", "lookup_free_quantization"],
+)
+def test_names_of_modules_are_here_or_lead_to_the_page(module: str) -> None:
+    theirs = importlib.import_module(f"vector_quantize_pytorch.{module}")
+    ours = importlib.import_module(f"torchvq.{module}")
+    lacking = []
+    for name, value in vars(theirs).items():
+        own = getattr(value, "__module__", None) == theirs.__name__
+        if own and not name.startswith("__") and name not in vars(ours):
+            lacking.append(name)
+            with pytest.raises(ImportError, match=f'but got {name}, .* docs/migrating.md, "Where'):
+                exec(f"from torchvq.{module} import {name}")
+    assert len(lacking) > 5 and "## Where names are" in PAGE.read_text()
+    with pytest.raises(AttributeError, match="has no attribute 'nosuch'"):
+        ours.nosuch
+    with pytest.raises(ImportError, match="cannot import name 'nosuch'"):
+        exec(f"from torchvq.{module} import nosuch")
+
+
+def test_what_the_page_gives_for_functions_is_the_same() -> None:
+    theirs = importlib.import_module("vector_quantize_pytorch.vector_quantize_pytorch")
+    scalar = importlib.import_module("vector_quantize_pytorch.finite_scalar_quantization")
+    x, target = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)
+    counts, p, lens = (
+        torch.tensor([[3.0, 0, 5]]),
+        torch.rand(4, 5).softmax(-1),
+        torch.tensor([2, 0]),
+    )
+    pairs: list[tuple[str, dict[str, Any], torch.Tensor]] = [
+        (
+            "rotation_trick(x.flatten(0, -2)[None], target.flatten(0, -2)[None]).view_as(x)",
+            dict(x=x, target=target, rotation_trick=torch.ops.torchvq.rotation_trick),
+            theirs.rotate_to(x, target),
+        ),
+        ("x + (y - x).detach()", dict(x=x, y=x.round()), scalar.round_ste(x)),
+        ("torch.nn.functional.normalize(x, dim=-1)", dict(x=x), theirs.l2norm(x)),
+        ("torch.cdist(x, y)", dict(x=x[0], y=target[0]), theirs.cdist(x[0], target[0])),
+        ("torch.arange(n) < lens[:, None]", dict(n=4, lens=lens), theirs.lens_to_mask(lens, 4)),
+        ("torch.special.entr(p).sum(-1)", dict(p=p), theirs.entropy(p)),
+        ("x.clamp(min=eps).log()", dict(x=counts, eps=1e-20), theirs.log(counts)),
+        (
+            "(x + eps) / (x.sum(-1, keepdim=True) + n * eps)",
+            dict(x=counts, eps=1e-5, n=3),
+            theirs.laplace_smoothing(counts, 3),
+        ),
+    ]
+    for text, given, expected in pairs:
+        assert f"`{text}`" in PAGE.read_text(), text
+        found = eval(text, dict(torch=torch), given)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    old, new = torch.ones(3), torch.zeros(3)
+    theirs.ema_inplace(old, new, 0.9)
+    torch.testing.assert_close(torch.ones(3).lerp_(new, 1 - 0.9), old)
+    assert torchvq.vector_quantize_pytorch.kmeans is torchvq.kmeans
+
+
+@pytest.mark.parametrize(
+    "name", [*vars(reference.vector_quantize_pytorch.Codebook), "transform_input", "gumbel_sample"]
+)
+def test_methods_of_codebooks_are_here_or_say_what_to_use(name: str) -> None:
+    theirs, ours = (package.VectorQuantize(4, 16)._codebook for package in (reference, torchvq))
+    if name.startswith("__") or name in ("update_ema", "update_affine"):
+        return
+    assert callable(getattr(theirs, name))
+    with pytest.raises(NotImplementedError, match=f"Codebook: .* but got {name}, .* has; "):
+        getattr(ours, name)(tokens(), some=1)
+
+
+def test_replaced_projections_of_another_width_need_dim() -> None:
+    x = torch.randn(2, 5, 12)
+    for name, more in (("VectorQuantize", {}), ("ResidualVQ", dict(num_quantizers=2))):
+        theirs = getattr(reference, name)(dim=8, codebook_size=16, codebook_dim=4, **more)
+        ours = getattr(torchvq, name)(dim=8, codebook_size=16, codebook_dim=4, **more)
+        ours.load_state_dict(theirs.state_dict())
+        projections = nn.Linear(12, 4), nn.Linear(4, 12)
+        for module in (theirs, ours):
+            module.project_in, module.project_out = projections
+        with pytest.raises(ValueError, match="expected x to have 8 features"):
+            ours(x)
+        ours.dim = 12
+        for found, expected in zip(ours.eval()(x)[:2], theirs.eval()(x)[:2], strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+def test_levels_called_one_by_one_are_straight_through() -> None:
+    """Gradient of the sum of the levels' outputs: with straight-through only that of the first level remains."""
+    state = reference.ResidualVQ(**STACK).state_dict()
+    gradients = {}
+    for own, options in (("ours", {}), ("switched", dict(vqp_compat=True)), ("theirs", {})):
+        stack = (reference if own == "theirs" else torchvq).ResidualVQ(**STACK, **options)
+        stack.load_state_dict(state)
+        x = tokens().requires_grad_()
+        residual, total = x, torch.zeros(())
+        for level in stack.layers:
+            quantized = level(residual)[0]
+            residual, total = residual - quantized.detach(), total + quantized.sum()
+        (gradients[own],) = torch.autograd.grad(total, x)
+    torch.testing.assert_close(gradients["switched"], gradients["theirs"], rtol=1e-4, atol=1e-4)
+    assert torch.equal(gradients["ours"], torch.full_like(gradients["ours"], 8.0))
+    assert (gradients["theirs"] - 8).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("compat", [False, True])
+def test_a_threshold_set_later_replaces_codes(compat: bool) -> None:
+    for package, options in ((reference, {}), (torchvq, dict(vqp_compat=compat))):
+        vq = package.VectorQuantize(dim=4, codebook_size=16, **options)
+        vq.codebook = torch.full((16, 4), 50.0) + torch.arange(16)[:, None]
+        vq._codebook.embed_avg.copy_(vq._codebook.embed)
+        vq._codebook.threshold_ema_dead_code = 5
+        vq._codebook.reset_cluster_size = 5
+        vq(tokens())
+        near = (vq.codebook.norm(dim=-1) < 20).sum()
+        assert (near > 1) == (package is torchvq)
+
+
+def test_averages_of_buffers_leave_integers_out() -> None:
+    vq = torchvq.VectorQuantize(dim=4, codebook_size=16)
+    integers = {name for name, own in vq.named_buffers() if own.dtype == torch.int64}
+    stored = {name for name in integers if name in vq.state_dict()}
+    assert stored == {"_codebook.rng", "_codebook.cooldown"}
+    assert integers - stored == {"step_counts", "_codebook.replaced"}

@@ -276,6 +276,112 @@ def test_dead_codes_of_a_grown_codebook_are_replaced_and_counted() -> None:
     other.load_state_dict(vq.state_dict())
 
 
+SEPARATE = dict(heads=2, codebook_dim=4, separate_codebook_per_head=True)
+MODES: dict[str, dict[str, Any]] = {
+    "evaluation": {},
+    "averages": {},
+    "frozen": {},
+    "gradient": dict(learnable_codebook=True, ema_update=False),
+    "decoding": {},
+}
+
+
+def with_codes(
+    package: ModuleType, name: str, shape: tuple[int, ...], mode: str, **options: Any
+) -> Any:
+    own = dict(num_quantizers=2) if name == "ResidualVQ" else {}
+    module = getattr(package, name)(dim=8, codebook_size=16, **own, **options, **MODES[mode])
+    for layer in module.layers if own else [module]:
+        codes = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+        layer._codebook.embed.data = codes
+    return module.train(mode not in ("evaluation", "decoding"))
+
+
+def result(module: Any, name: str, mode: str, heads: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    if mode == "decoding":
+        shape = (2, 5, *([heads] if heads > 1 else []), *([2] if name == "ResidualVQ" else []))
+        return module.get_output_from_indices(torch.randint(7, shape, generator=generator))
+    x = torch.randn(2, 5, 8, generator=generator)
+    return module(x, freeze_codebook=mode == "frozen")[1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["VectorQuantize", "ResidualVQ"])
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [({}, (16, 8)), ({}, (2, 16, 8)), (SEPARATE, (16, 4)), (SEPARATE, (1, 16, 4))],
+    ids=["two axes", "two codebooks", "two axes for heads", "one codebook for heads"],
+)
+def test_codes_of_other_axes_are_refused(
+    options: dict[str, Any], shape: tuple[int, ...], name: str, mode: str
+) -> None:
+    module = with_codes(torchvq, name, shape, mode, **options)
+    layers = module.layers if name == "ResidualVQ" else [module]
+    wanted = [options.get("heads", 1), 16, options.get("codebook_dim", 8)]
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    for _ in range(2):
+        with pytest.raises(ValueError) as caught:
+            result(module, name, mode, wanted[0])
+        assert str(caught.value) == (
+            f"VectorQuantize: expected embed to have the shape (heads, codebook_size, dim), {wanted}, but got "
+            f"{list(shape)}; assign vq.codebook to replace codes"
+        )
+    for key, value in module.state_dict().items():
+        assert torch.equal(value, before[key]), key
+    for layer in layers:  # as the message says
+        layer.codebook = torch.ones(wanted)
+        assert layer._codebook.embed.shape == tuple(wanted)
+    result(module, name, mode, wanted[0])
+
+
+@pytest.mark.parametrize("number", [32, 7])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["VectorQuantize", "ResidualVQ"])
+def test_another_number_of_codes_without_their_averages(name: str, mode: str, number: int) -> None:
+    """They are searched and decoded; only averages cannot learn from them."""
+    ours, theirs = (with_codes(own, name, (1, number, 8), mode) for own in (torchvq, reference))
+    if mode != "averages":
+        for _ in range(2):
+            torch.testing.assert_close(result(ours, name, mode), result(theirs, name, mode))
+        return
+    with pytest.raises(RuntimeError):
+        result(theirs, name, mode)
+    before = {key: value.clone() for key, value in ours.state_dict().items()}
+    shapes = rf"\[1, 16, 8\], but got \[1, {number}, 8\]; assign vq.codebook"
+    with pytest.raises(ValueError, match=f"VectorQuantize: expected embed to have .*{shapes}"):
+        result(ours, name, mode)
+    for key, value in ours.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+
+def test_codes_of_other_axes_are_refused_outside_of_forward() -> None:
+    x, found = torch.randn(1, 9, 8), torch.zeros(1, 9).long()
+    calls: list[Callable[[Any], object]] = [
+        lambda vq: vq.update_ema_indices(x, found),
+        lambda vq: vq.expire_codes_(x),
+        lambda vq: vq._codebook.update_ema(),
+        lambda vq: vq.codebook,
+    ]
+    for call in calls:
+        vq = torchvq.VectorQuantize(dim=8, codebook_size=16, threshold_ema_dead_code=2)
+        vq._codebook.embed.data = torch.randn(16, 8)
+        with pytest.raises(ValueError, match=r"expected embed to have .*, but got \[16, 8\]"):
+            call(vq)
+
+
+def test_codes_of_other_axes_are_refused_before_statistics() -> None:
+    """Statistics of the affine map and k-means come before the search."""
+    for options in (dict(affine_param=True), dict(kmeans_init=True)):
+        vq = torchvq.VectorQuantize(dim=8, codebook_size=16, **options)
+        vq._codebook.embed.data = torch.randn(16, 8)
+        before = {key: value.clone() for key, value in vq.state_dict().items()}
+        with pytest.raises(ValueError, match=r"expected embed to have .*, but got \[16, 8\]"):
+            vq(torch.randn(2, 20, 8))
+        for key, value in vq.state_dict().items():
+            assert torch.equal(value, before[key]), key
+
+
 def test_noise_of_levels() -> None:
     x = torch.randn(1, 9, 8)
     late = torchvq.ResidualFSQ(levels=[8, 5, 5], dim=8, num_quantizers=2)

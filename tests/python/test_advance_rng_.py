@@ -60,6 +60,7 @@ def test_autograd_is_told_of_the_write():
         (torch.tensor([5.0, 2.0]), None, TypeError, "expected rng"),
         (torch.tensor([[5, 2]]), None, ValueError, "expected rng"),
         (torch.tensor([5, 2, 1]), None, ValueError, "expected rng"),
+        (torch.tensor([5]).expand(2), None, ValueError, "expected rng to have memory of its own"),
         (torch.tensor([5, 2]), torch.tensor([1.0]), TypeError, "expected mask"),
     ],
     ids=str,

@@ -189,9 +189,6 @@ def test_encode_finds_the_nearest_codes(
 def test_encode_reads_safetensors_by_key(tmp_path: Path, codec: Array, vectors: Array) -> None:
     half = vectors[:100].astype(np.float16)
     save_file({"half": half, "other": vectors}, tmp_path / "two.safetensors")
-    safetensors.torch.save_file(
-        {"only": torch.from_numpy(vectors).bfloat16()}, tmp_path / "one.safetensors"
-    )
     run_json(
         "encode",
         "codec.safetensors",
@@ -203,9 +200,12 @@ def test_encode_reads_safetensors_by_key(tmp_path: Path, codec: Array, vectors: 
         cwd=tmp_path,
     )
     np.testing.assert_array_equal(np.load(tmp_path / "codes.npy"), nearest(half, codec))
-    run_json("encode", "codec.safetensors", "one.safetensors", "-o", "codes.npy", cwd=tmp_path)
-    rounded = torch.from_numpy(vectors).bfloat16().float().numpy()
-    np.testing.assert_array_equal(np.load(tmp_path / "codes.npy"), nearest(rounded, codec))
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        rounded = torch.from_numpy(vectors).to(dtype)
+        safetensors.torch.save_file({"only": rounded}, tmp_path / "one.safetensors")
+        run_json("encode", "codec.safetensors", "one.safetensors", "-o", "codes.npy", cwd=tmp_path)
+        expected = nearest(rounded.float().numpy(), codec)
+        np.testing.assert_array_equal(np.load(tmp_path / "codes.npy"), expected)
 
 
 def test_codes_and_vectors_keep_their_leading_axes(tmp_path: Path, codec: Array) -> None:

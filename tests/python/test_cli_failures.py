@@ -47,7 +47,10 @@ def folder(made: Path, tmp_path: Path) -> Path:
     ("fragment", "arguments"),
     [
         ("subcommand is required", []),
-        ("--help", ["unknown"]),
+        (
+            "torchvq: expected a command (fit, encode, decode, eval, inspect), but got encod (see torchvq --help)",
+            ["encod", "x.npy"],
+        ),
         ("--unknown", [*EVAL, "--unknown"]),
         ("vectors is required", ["fit"]),
         ("--codebook-size is required", ["fit", "x.npy", "-o", "out.safetensors"]),
@@ -191,6 +194,10 @@ def test_places_that_cannot_be_read_or_written(folder: Path) -> None:
     expect_bad_input(
         "absent/c.npy: cannot write: No such file", *ENCODE[:3], "-o", "absent/c.npy", cwd=folder
     )
+    long = 256 * "a"
+    expect_bad_input(
+        "cannot write: File name too long", *FIT[:-1], f"{long}.safetensors", cwd=folder
+    )
     (folder / "folder.npy").mkdir()
     expect_bad_input("Is a directory", *ENCODE[:3], "-o", "folder.npy", cwd=folder)
 
@@ -302,7 +309,9 @@ def test_a_file_size_limit_is_an_error_of_one_line(folder: Path) -> None:
     expect_bad_input("File too large", *DECODE, cwd=folder, limit=restrict)
 
 
-@pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "QUIT", "XCPU", "ALRM", "USR1", "USR2"])
+@pytest.mark.parametrize(
+    "name", ["INT", "TERM", "HUP", "QUIT", "XCPU", "ALRM", "VTALRM", "PROF", "USR1", "USR2"]
+)
 def test_a_signal_leaves_no_file_behind(folder: Path, name: str) -> None:
     number = signal.Signals[f"SIG{name}"]
     np.save(folder / "x.npy", clusters(100000, 32))

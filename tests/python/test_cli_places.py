@@ -58,6 +58,20 @@ def test_an_array_and_a_report_do_not_share_standard_output(
     assert result.stderr.count(b"\n") == 1
 
 
+def test_an_array_and_progress_do_not_share_standard_error(folder: Path, codes: bytes) -> None:
+    command = [*ENCODE, "/dev/stderr"]
+    for options in ([], ["--json"]):
+        expect_bad_input("another place than standard error", *command, *options, cwd=folder)
+    result = subprocess.run(
+        [str(cli_path()), *command, "--quiet"],
+        cwd=folder,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"", codes)
+
+
 def test_standard_output_that_is_a_file_is_not_replaced_under_the_report(folder: Path) -> None:
     with open(folder / "out.npy", "wb") as file:
         result = subprocess.run(

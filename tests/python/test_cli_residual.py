@@ -167,12 +167,12 @@ def test_python_modules_load_a_codec_and_agree(tmp_path: Path, vectors: Array, g
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("prefix", ["", "model.encoder."])
+@pytest.mark.parametrize(("prefix", "cosine"), [("", False), ("model.encoder.", False), ("", True)])
 def test_a_module_saved_from_python_is_a_codec(
-    tmp_path: Path, vectors: Array, groups: int, prefix: str
+    tmp_path: Path, vectors: Array, groups: int, prefix: str, cosine: bool
 ) -> None:
     torch.manual_seed(0)
-    options = {"dim": 8, "num_quantizers": 2, "codebook_size": (16, 300)}
+    options = {"dim": 8, "num_quantizers": 2, "codebook_size": (16, 300), "use_cosine_sim": cosine}
     module = (
         torchvq.ResidualVQ(**options)  # type: ignore[arg-type]
         if groups == 1

@@ -429,6 +429,8 @@ def test_copies_pickles_and_paths(generator):
         (lambda: LatentQuantize(LEVELS, 3, codebook_dim=2), ValueError),
         (lambda: LatentQuantize(4, 3, codebook_dim=0), ValueError),
         (lambda: LatentQuantize(4, 3), RuntimeError),
+        (lambda: LatentQuantize(None, 3), TypeError),
+        (lambda: LatentQuantize(1.5, 3), TypeError),
         (lambda: LatentQuantize(LEVELS, 3, commitment_loss_weight=-1), ValueError),
         (lambda: LatentQuantize(LEVELS, 3, quantization_loss_weight=math.nan), ValueError),
         (

@@ -230,6 +230,70 @@ def test_a_trained_checkpoint(tmp_path: Path, capsys) -> None:
     torch.testing.assert_close(ours.eval()(x)[0], theirs.eval()(x)[0], rtol=1e-5, atol=1e-5)
 
 
+def test_a_state_dict_that_a_checkpoint_holds(tmp_path: Path, capsys, monkeypatch) -> None:
+    """As trainers save it: beside an optimizer, whose own tensors are numbered, and with other numbers."""
+    monkeypatch.chdir(tmp_path)
+    vq = reference.VectorQuantize(
+        dim=8, codebook_size=16, learnable_codebook=True, ema_update=False
+    )
+    optimizer = torch.optim.Adam(vq.parameters())
+    vq(torch.randn(2, 9, 8))[2].backward()
+    optimizer.step()
+    model = {f"module.vq.{name}": value for name, value in vq.state_dict().items()}
+    others = dict(step=3, scaler={"scale": 2.0, "growth": 3})
+    wrapped = dict(model=model, optimizer=optimizer.state_dict(), **others)
+    build = "VectorQuantize(dim=8, codebook_size=16, learnable_codebook=True, ema_update=False)"
+    options = ("--build", build, "--prefix", "module.vq.", "--output", "ours.pt")
+    for checkpoint in (
+        wrapped,
+        wrapped | dict(discriminator={"weight": torch.ones(2)}),
+        wrapped | dict(rate=torch.tensor(0.1)),
+        dict(state_dict=model, ema=model, rate=torch.tensor(0.1)),
+        model,
+        model | {"module.head._extra_state": {"scale": torch.ones(2)}},
+    ):
+        torch.save(checkpoint, "last.pt")
+        status, said, complaint = run(capsys, "last.pt", *options)
+        assert status == 0 and "512 of 512 tokens equal" in said, complaint
+        found = torch.load("ours.pt", weights_only=True)
+        assert found.keys() > model.keys() and all(key.startswith("module.") for key in found)
+    for checkpoint, names in (
+        (wrapped | dict(ema_model=model), "'model' and 'ema_model'"),
+        (dict(a={"w": torch.ones(2)}, b={"w": torch.ones(2)}), "'a' and 'b'"),
+    ):
+        torch.save(checkpoint, "last.pt")
+        status, _, said = run(capsys, "last.pt", *options)
+        assert status == 2 and f"last.pt: expected one state dict, but got {names}; save " in said
+
+
+def test_a_wrong_prefix_is_told_the_right_ones(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    stack = reference.ResidualVQ(dim=8, codebook_size=16, num_quantizers=2, codebook_dim=4)
+    signs = reference.LFQ(dim=4, codebook_size=16)
+    state = {
+        f"{prefix}{name}": value
+        for prefix, own in (("net.vq.", stack), ("ema.vq.", stack), ("net.signs.", signs))
+        for name, value in own.state_dict().items()
+    }
+    torch.save(state, "state.pt")
+    build = "ResidualVQ(dim=8, codebook_size=16, num_quantizers=2, codebook_dim=4)"
+    for call, fragment in {
+        build: "They are with --prefix 'net.vq.' or --prefix 'ema.vq.'",
+        "LFQ(dim=4, codebook_size=16)": "They are with --prefix 'net.signs.'",
+        build.replace("=2", "=3"): "Its codebooks: {'net.vq.layers.0._codebook.embed': [1, 16, 4],",
+    }.items():
+        status, _, said = run(capsys, "state.pt", "--build", call, "--prefix", "vq.")
+        assert status == 2 and "state.pt: the keys after 'vq.' are not those of" in said
+        assert said.splitlines()[-1].startswith(fragment), said
+    size = "LFQ(dim=5, codebook_size=32)"  # of the given prefix, but another module
+    status, _, said = run(capsys, "state.pt", "--build", size, "--prefix", "net.signs.")
+    assert status == 2 and said.splitlines()[-1].startswith("Its codebooks: {'net.vq.")
+    torch.save({"a.w": torch.ones(2), "a.b": torch.ones(2), "c.w": torch.ones(2)}, "state.pt")
+    for call in (build, "FSQ([8, 5])"):
+        status, _, said = run(capsys, "state.pt", "--build", call)
+        assert status == 2 and said.endswith("_codebook.embed; they begin with 'a', 'c'\n")
+
+
 def test_a_lookup_free_module_with_the_switch(tmp_path: Path, capsys) -> None:
     """Video tokens by signs; the module itself is in the file."""
     (tmp_path / "signs.py").write_text(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchvq import SimVQ
+from torchvq import ResidualSimVQ, SimVQ
 
 DIM, CODES = 6, 11
 
@@ -145,6 +145,18 @@ def test_init_fn_sees_the_codes_as_drawn_and_gives_those_that_are_kept():
     module = build(codebook_size=4000, frozen_codebook_dim=4, init_fn=halved)
     assert torch.equal(module.frozen_codebook, seen[0] / 2)
     assert abs(seen[0].var().item() - 1 / 4) < 0.02
+
+
+def test_what_init_fn_returns_is_copied():
+    codes = data(11, DIM)
+    before = codes.clone()
+    stack = ResidualSimVQ(dim=DIM, num_quantizers=2, codebook_size=11, init_fn=lambda _: codes)
+    other = ResidualSimVQ(dim=DIM, num_quantizers=2, codebook_size=11)
+    stack.load_state_dict(other.state_dict())
+    for own, loaded in zip(stack.layers, other.layers, strict=True):
+        assert torch.equal(own.frozen_codebook, loaded.frozen_codebook)
+    assert torch.equal(codes, before)
+    assert build(init_fn=lambda c: c[:1].expand_as(c)).frozen_codebook.is_contiguous()
 
 
 def test_a_checkpoint_has_the_reference_s_names():

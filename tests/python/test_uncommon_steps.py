@@ -197,6 +197,51 @@ def test_a_step_that_fails_in_the_callers_code_leaves_no_trace(
     assert module.stats() == stats
 
 
+class _Lost(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    "options", [{}, dict(num_quantizers=2, shared_codebook=True), None], ids=str
+)
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_failed_step_of_an_own_optimizer_leaves_the_gradients_as_they_were(
+    options: dict[str, Any] | None, earlier: bool
+) -> None:
+    own = dict(in_place_codebook_optimizer=lambda parameters: _Lost(parameters, lr=0.1))
+    if options is None:
+        module: torch.nn.Module = LatentQuantize(dim=5, levels=[5, 5], **own)
+    else:
+        module = make(ResidualVQ if options else VectorQuantize, **OWN_OPTIMIZER | own | options)
+    before = {}
+    for parameter in module.parameters():
+        parameter.grad = torch.randn_like(parameter) if earlier else None
+        before[parameter] = parameter.grad, deepcopy(parameter.grad)
+    with pytest.raises(ZeroDivisionError):
+        module(data(2, 5))
+    for parameter, (gradient, value) in before.items():
+        assert parameter.grad is gradient
+        assert not earlier or torch.equal(gradient, value)
+
+
+def test_an_interrupt_after_a_step_has_learnt_takes_nothing_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, twin = make(affine_param=True), make(affine_param=True)
+    x = data(2, 5)
+    twin(x)
+
+    def interrupt(totals: Tensor) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module._codebook, "record_totals", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        module(x)
+    state = module.state_dict()
+    assert all(torch.equal(state[name], own) for name, own in twin.state_dict().items())
+
+
 def test_a_beam_that_is_no_integer_is_refused_before_k_means() -> None:
     module = make(ResidualVQ, num_quantizers=2, kmeans_init=True)
     with pytest.raises(TypeError, match="integer"):
@@ -219,6 +264,11 @@ def test_the_orthogonal_loss_draws_its_codes_before_the_generator_moves() -> Non
         losses.append(torch.stack([own.orthogonal_reg for own in found]))
     torch.testing.assert_close(losses[1], losses[0])
     assert len(losses[0].unique()) == 3
+
+
+def test_repr_names_the_parts() -> None:
+    text = repr(make(codebook_dim=4))
+    assert "VectorQuantize" in text and "project_in" in text and "Codebook" in text
 
 
 # Dtypes and padding ------------------------------------------------------------------------------------------------

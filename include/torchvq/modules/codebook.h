@@ -45,6 +45,9 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
 
   /// The codes (H, K, D) for search, output and decoding: `embed`, after the bridge or affine map.
   torch::Tensor codes();
+  /// `embed`. Throws c10::ValueError unless it is (H, K, D), H being that of the options: it may have
+  /// been given another shape. Evaluation takes any number of codes.
+  const torch::Tensor& checked_embed() const;
 
   /// Whether the codes are set: false only between construction with k-means and the first training
   /// step. Waits for the device unless `initted` was read as true since its last change.
@@ -84,7 +87,8 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
   /// Sets the codes of a codebook in use, and their averages; cluster_size stays unchanged.
   void move_codes(const torch::Tensor& codes);
 
-  /// Copies the state of a codebook with the same options, including accumulated statistics.
+  /// Copies the options and the state of a codebook that was constructed with the same options,
+  /// including accumulated statistics. Throws c10::ValueError for one of other tensors.
   void copy_state(const CodebookImpl& other, const std::optional<torch::Device>& device);
   /// To be called after new values were copied into the state: drops statistics accumulated for the
   /// old values. State in `missing` had no value and gets its default.
@@ -103,7 +107,9 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
   functional::LearnCodebooksOptions learning(bool ema_update, const distributed::Ranks& ranks,
                                              bool accumulate = false) const;
   /// Whether statistics are accumulated over steps, which the operator does.
-  bool keeps_statistics() const { return options.sync_every() > 1; }
+  ///
+  /// Throws c10::ValueError if sync_every was set above 1 after construction, which makes the state.
+  bool keeps_statistics() const;
   /// Whether a training step computes statistics.
   bool learns(bool ema_update) const;
   /// Whether earlier steps have left statistics for the next one.
@@ -159,6 +165,9 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
                            ///< stats(); zeros before one; not part of the state
 
  private:
+  /// Throws c10::ValueError unless there are as many codes as moving averages, which training needs.
+  void check_averages() const;
+  void check_embed(bool fits) const;
   void register_embed(const torch::Tensor& initial);
   void register_affine(int64_t dim);
   void register_kept(int64_t dim);
@@ -167,6 +176,7 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
                   const distributed::Ranks& ranks);
   void restore_default(const std::string& name);
 
+  VectorQuantizeOptions built_from_;  ///< the options at construction, from which clone() builds
   bool owns_bridge_;
   int64_t handle_;
   std::optional<Statistics> pending_;

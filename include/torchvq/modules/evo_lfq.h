@@ -122,6 +122,8 @@ class TORCHVQ_API EvoLFQImpl : public KeptBuffers<EvoLFQImpl> {
                            std::optional<int64_t> batch_size);
   /// Counts a draw.
   torch::Tensor drawn(torch::Tensor result);
+
+  EvoLFQOptions built_from_;  ///< the options at construction, from which clone() builds
 };
 
 TORCH_MODULE(EvoLFQ);

@@ -81,6 +81,7 @@ class TORCHVQ_API FSPImpl : public KeptBuffers<FSPImpl>, public NoisyModule {
                        const std::optional<torch::Tensor>& mask) const;
 
   int64_t handle_;
+  FSPOptions built_from_;  ///< the options at construction, from which clone() builds
 };
 
 TORCH_MODULE(FSP);

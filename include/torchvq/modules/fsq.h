@@ -119,6 +119,7 @@ class TORCHVQ_API FSQImpl : public KeptBuffers<FSQImpl> {
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<torch::Tensor>())})
 
  private:
+  FSQOptions built_from_;  ///< the options at construction, from which clone() builds
   bool owns_rng_;
 };
 

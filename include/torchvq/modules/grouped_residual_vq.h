@@ -49,6 +49,9 @@ class TORCHVQ_API GroupedResidualVQImpl : public CheckedLoad<GroupedResidualVQIm
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(ResidualVQForwardOptions())})
+
+ private:
+  GroupedResidualVQOptions built_from_;  ///< the options at construction, from which clone() builds
 };
 
 TORCH_MODULE(GroupedResidualVQ);

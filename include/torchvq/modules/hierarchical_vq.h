@@ -153,6 +153,7 @@ class TORCHVQ_API HierarchicalVQImpl : public CheckedLoad<HierarchicalVQImpl> {
   torch::Tensor decode_scale(int64_t scale, const torch::Tensor& indices, at::IntArrayRef full);
 
   ResolvedHierarchicalVQOptions resolved_;
+  HierarchicalVQOptions built_from_;  ///< the options at construction, from which clone() builds
 };
 
 TORCH_MODULE(HierarchicalVQ);

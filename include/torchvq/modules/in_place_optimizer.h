@@ -45,6 +45,11 @@ class TORCHVQ_API InPlaceOptimizer {
   InPlaceOptimizer& operator=(const InPlaceOptimizer&) = default;
 
   void save_in_place_optimizer(torch::serialize::OutputArchive& archive) const;
+  /// Sets what the option's function returned; `owner` is the class that errors name.
+  void set_in_place_optimizer(const char* owner, std::shared_ptr<torch::optim::Optimizer> made);
+  /// Copies the optimizer of a module with the same options: its state, and its options as they are
+  /// now, such as a rate that a scheduler has changed.
+  void copy_in_place_optimizer(const InPlaceOptimizer& other);
 
   std::shared_ptr<torch::optim::Optimizer> in_place_optimizer_;
 

@@ -96,6 +96,7 @@ class TORCHVQ_API LatentQuantizeImpl : public CheckedLoad<LatentQuantizeImpl>,
 
   std::vector<torch::Tensor> fixed_;  ///< values that do not learn
   int64_t handle_;
+  LatentQuantizeOptions built_from_;  ///< the options at construction, from which clone() builds
 };
 
 TORCH_MODULE(LatentQuantize);

@@ -71,6 +71,8 @@ class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
   void pretty_print(std::ostream& stream) const override;
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
+  /// Takes the options of the module that this one is a copy of.
+  void copy_options(const LFQImpl& other, const std::optional<torch::Device>& device);
 
   /// Quantizes x.
   ///
@@ -140,6 +142,7 @@ class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
   void handshake(const std::string& group, const torch::Tensor& tokens) const;
   void warn_if_unbounded() const;
 
+  LFQOptions built_from_;  ///< the options at construction, from which clone() builds
   bool is_level_;
   int64_t bits_ = 0;
   int64_t handle_;

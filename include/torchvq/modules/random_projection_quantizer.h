@@ -67,6 +67,9 @@ class TORCHVQ_API RandomProjectionQuantizerImpl
 
  private:
   detail::Layout layout() const;
+
+  RandomProjectionQuantizerOptions
+      built_from_;  ///< the options at construction, from which clone() builds
 };
 
 TORCH_MODULE(RandomProjectionQuantizer);

@@ -56,6 +56,8 @@ class TORCHVQ_API ResidualFSQImpl : public KeptBuffers<ResidualFSQImpl> {
   void pretty_print(std::ostream& stream) const override;
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
+  /// Takes the options of the module that this one is a copy of, and of its levels.
+  void copy_options(const ResidualFSQImpl& other);
 
   /// Quantizes x: (B, *, dim) with any number of position axes; with is_channel_first (B, dim, *).
   ///
@@ -100,6 +102,7 @@ class TORCHVQ_API ResidualFSQImpl : public KeptBuffers<ResidualFSQImpl> {
 
   torch::Tensor scales_;                     // (Q, D), never in half precision
   std::optional<torch::Tensor> soft_clamp_;  // (D,) or (1,)
+  ResidualFSQOptions built_from_;  ///< the options at construction, from which clone() builds
 };
 
 TORCH_MODULE(ResidualFSQ);
@@ -131,6 +134,10 @@ class TORCHVQ_API GroupedResidualFSQImpl : public CheckedLoad<GroupedResidualFSQ
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(ResidualFSQForwardOptions())})
+
+ private:
+  GroupedResidualFSQOptions
+      built_from_;  ///< the options at construction, from which clone() builds
 };
 
 TORCH_MODULE(GroupedResidualFSQ);

@@ -54,6 +54,8 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
   void pretty_print(std::ostream& stream) const override;
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
+  /// Takes the options of the module that this one is a copy of, and of its levels.
+  void copy_options(const ResidualLFQImpl& other, const std::optional<torch::Device>& device);
 
   /// Quantizes x: (B, *, dim) with any number of position axes; with is_channel_first (B, dim, *).
   ///
@@ -107,6 +109,8 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
                        const std::vector<std::optional<torch::Tensor>>& totals) const;
   void handshake(const std::string& group, const torch::Tensor& x) const;
   bool drops() const { return options.quantize_dropout() && options.num_quantizers() > 1; }
+
+  ResidualLFQOptions built_from_;  ///< the options at construction, from which clone() builds
 };
 
 TORCH_MODULE(ResidualLFQ);
@@ -138,6 +142,10 @@ class TORCHVQ_API GroupedResidualLFQImpl : public CheckedLoad<GroupedResidualLFQ
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(ResidualLFQForwardOptions())})
+
+ private:
+  GroupedResidualLFQOptions
+      built_from_;  ///< the options at construction, from which clone() builds
 };
 
 TORCH_MODULE(GroupedResidualLFQ);

@@ -87,6 +87,8 @@ class TORCHVQ_API ResidualSimVQImpl : public KeptBuffers<ResidualSimVQImpl> {
   torch::Tensor losses(const Walk& walk);
   void handshake(const std::string& group) const;
   bool drops() const { return options.quantize_dropout() && options.num_quantizers() > 1; }
+
+  ResidualSimVQOptions built_from_;  ///< the options at construction, from which clone() builds
 };
 
 TORCH_MODULE(ResidualSimVQ);

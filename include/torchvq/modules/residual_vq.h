@@ -100,7 +100,8 @@ class TORCHVQ_API ResidualVQImpl : public CheckedLoad<ResidualVQImpl>, public In
   /// without any.
   void update_in_place_optimizer() override;
 
-  /// Copies the state of a stack with the same options.
+  /// Copies the options and the state of a stack that was constructed with the same options. Throws
+  /// c10::ValueError for one of other levels or tensors.
   void copy_state(const ResidualVQImpl& other, const std::optional<torch::Device>& device);
 
   int64_t num_quantizers() const { return static_cast<int64_t>(levels.size()); }
@@ -123,6 +124,7 @@ class TORCHVQ_API ResidualVQImpl : public CheckedLoad<ResidualVQImpl>, public In
   /// Their sum.
   torch::Tensor decode_sum(const torch::Tensor& indices);
 
+  ResidualVQOptions built_from_;  ///< the options at construction, from which clone() builds
   bool owns_bridge_;
 };
 

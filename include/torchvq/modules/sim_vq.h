@@ -55,6 +55,8 @@ class TORCHVQ_API SimVQImpl : public KeptBuffers<SimVQImpl> {
   void pretty_print(std::ostream& stream) const override;
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
+  /// Takes the options of the module that this one is a copy of.
+  void copy_options(const SimVQImpl& other, const std::optional<torch::Device>& device);
 
   /// Quantizes x.
   ///
@@ -118,6 +120,7 @@ class TORCHVQ_API SimVQImpl : public KeptBuffers<SimVQImpl> {
   detail::Layout layout() const;
   void handshake(const std::string& group) const;
 
+  SimVQOptions built_from_;  ///< the options at construction, from which clone() builds
   int64_t handle_;
   bool owns_transform_;
 };

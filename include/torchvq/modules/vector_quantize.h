@@ -118,12 +118,18 @@ class TORCHVQ_API VectorQuantizeImpl : public CheckedLoad<VectorQuantizeImpl>,
   /// nothing without a threshold, or in evaluation.
   void expire_codes_(const torch::Tensor& x);
   /// The values of options whose default depends on other options; one that is set after
-  /// construction takes effect, but the codes stay what they are, a parameter or none.
+  /// construction takes effect, but the codes stay what they are, a parameter or none, in copies
+  /// too.
   ResolvedVectorQuantizeOptions resolved() const;
   bool has_commitment_loss() const;
+  /// Copies what a level of a stack has besides the layers around its codebook: codebook, options,
+  /// counts and in-place optimizer. Throws c10::ValueError for a codebook of other tensors.
+  void copy_level(const VectorQuantizeImpl& other, const std::optional<torch::Device>& device);
   /// Modules that belong to this one but are registered by another, by the name they have here.
   std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> borrowed_modules() const;
 
+  /// As they are now; but decay, eps, k-means, dead codes, the decays of affine_param, manual updates,
+  /// vq_bridge and sync_every count in codebook_state->options.
   VectorQuantizeOptions options;
   torch::nn::Linear project_in{nullptr};  ///< empty without projection, as are the next two
   torch::nn::LayerNorm project_in_norm{
@@ -145,6 +151,7 @@ class TORCHVQ_API VectorQuantizeImpl : public CheckedLoad<VectorQuantizeImpl>,
                         const torch::Tensor& x, const std::optional<torch::Tensor>& mask);
   torch::Tensor decode(const torch::Tensor& indices);
 
+  VectorQuantizeOptions built_from_;  ///< the options at construction, from which clone() builds
   ResolvedVectorQuantizeOptions resolved_;
   Codebook borrowed_{nullptr};
   bool owns_bridge_ = true;

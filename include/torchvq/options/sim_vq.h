@@ -38,7 +38,7 @@ struct TORCHVQ_API SimVQOptions {
   /// Default: a linear layer without bias.
   TORCH_ARG(torch::nn::AnyModule, codebook_transform);
   /// Function that is applied once to the drawn frozen codes, which are normal with variance 1 /
-  /// frozen_codebook_dim. Default: none.
+  /// frozen_codebook_dim; the module keeps a copy of what it returns. Default: none.
   TORCH_ARG(std::function<torch::Tensor(torch::Tensor)>, init_fn);
   /// Features on axis 1, whatever the number of position axes. Default: false.
   TORCH_ARG(bool, channel_first) = false;

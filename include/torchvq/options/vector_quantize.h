@@ -208,8 +208,9 @@ struct TORCHVQ_API VectorQuantizeForwardOptions {
   TORCH_ARG(std::optional<torch::Tensor>, mask);
   /// (B,), integer, lengths of sequences with one position axis, instead of mask; above N means N.
   TORCH_ARG(std::optional<torch::Tensor>, lens);
-  /// Return the k nearest codes, or with sampling in training k different draws; the codebook is not
-  /// updated. Above K it means K. Only with one head.
+  /// Return the k nearest codes, or with sampling in training k different draws. The codes do not learn
+  /// from this call; the first k-means, and in training the statistics of affine_param, take its tokens.
+  /// Above K it means K. Only with one head.
   TORCH_ARG(std::optional<int64_t>, topk);
   /// Overrides the module's option.
   TORCH_ARG(std::optional<double>, sample_codebook_temp);
@@ -220,8 +221,8 @@ struct TORCHVQ_API VectorQuantizeForwardOptions {
   TORCH_ARG(std::function<torch::Tensor(torch::Tensor)>, codebook_transform_fn);
   /// (K,) or (H, K), or a scalar tensor, of any dtype: multiplies 1 - decay of each code.
   TORCH_ARG(std::optional<torch::Tensor>, ema_update_weight);
-  /// Keep this call's statistics for the next call without it, as if both were one batch. Default:
-  /// false.
+  /// Keep this call's statistics for the next call without it, as if both were one batch. They are no
+  /// part of a checkpoint: loading a state drops them, but for those of sync_every. Default: false.
   TORCH_ARG(bool, accum_ema_update) = false;
   /// Overrides the module's option.
   TORCH_ARG(std::optional<bool>, ema_update);

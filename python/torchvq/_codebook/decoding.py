@@ -21,5 +21,5 @@ def decode(codebook: "Codebook", indices: Tensor, heads: int, separate: bool) ->
 def decoding_codes(codebook: "Codebook") -> tuple[Tensor, list[Tensor]]:
     """The codes (H, K, D) as ``decode_indices`` takes them, with the affine map that it applies, if any."""
     if codebook.affine_param and codebook.vq_bridge is None and codebook._replay is None:
-        return codebook.embed, codebook.affine_state()
+        return codebook.checked_embed(), codebook.affine_state()
     return codebook.codes(), []

@@ -68,14 +68,27 @@ def learns_in_place(
     return any(parameter.requires_grad for parameter in codebook.parameters())
 
 
-def gradients_of(codebook: nn.Module) -> dict[nn.Parameter, Tensor | None]:
-    """The gradients before a step, for ``average_gradients``."""
-    return {parameter: parameter.grad for parameter in codebook.parameters()}
+Gradients = dict[nn.Parameter, Tensor | None]
 
 
-def average_gradients(
-    before: dict[nn.Parameter, Tensor | None], tokens: Tensor, mask: Tensor | None, ranks: Ranks
-) -> bool:
+def _restore(gradients: Gradients) -> None:
+    for parameter, gradient in gradients.items():
+        parameter.grad = gradient
+
+
+@contextmanager
+def gradients_before(codebook: nn.Module) -> Iterator[Gradients]:
+    """Context of a step, with the gradients before it for ``average_gradients``. A step that fails puts them back:
+    repeated, it would take its own gradient twice."""
+    before: Gradients = {parameter: parameter.grad for parameter in codebook.parameters()}
+    try:
+        yield before
+    except BaseException:
+        _restore(before)
+        raise
+
+
+def average_gradients(before: Gradients, tokens: Tensor, mask: Tensor | None, ranks: Ranks) -> bool:
     """Turns gradients of each rank's mean loss into those of the mean over the tokens (H, T, D) of all ranks.
 
     Returns whether there is any token, the same on all ranks. If not, the gradients are those before again, and the
@@ -95,8 +108,7 @@ def average_gradients(
             parameter.grad = average
     learns = certain or not is_readable_after_wait(anywhere) or bool(anywhere)
     if not learns:
-        for parameter, gradient in before.items():
-            parameter.grad = gradient
+        _restore(before)
     return learns
 
 
@@ -108,15 +120,15 @@ def in_place_step(
     if state.replaying:
         return projected.new_zeros(())
     _check_saved(vq, projected, mask)
-    with own_backward():
-        target, mask = target_of(projected), None if mask is None else target_of(mask)
-        _, _, codes, inputs = _ops.quantize(target, codebook, state.rng, estimator="none")
-        loss: Tensor = _ops.commitment_loss(inputs, codes, mask=mask)
-        before = gradients_of(state)
-        accumulate_gradients(loss, state)
-    learns = average_gradients(before, target, mask, ranks)
-    if learns and not vq.manual_in_place_optimizer_update:
-        vq.update_in_place_optimizer()
+    with gradients_before(state) as before:
+        with own_backward():
+            target, mask = target_of(projected), None if mask is None else target_of(mask)
+            _, _, codes, inputs = _ops.quantize(target, codebook, state.rng, estimator="none")
+            loss: Tensor = _ops.commitment_loss(inputs, codes, mask=mask)
+            accumulate_gradients(loss, state)
+        learns = average_gradients(before, target, mask, ranks)
+        if learns and not vq.manual_in_place_optimizer_update:
+            vq.update_in_place_optimizer()
     state.record_embed()
     return loss.detach()
 
@@ -158,6 +170,19 @@ def optimizer_text(owner: "LatentQuantize | ResidualVQ | VectorQuantize") -> str
 _PREFIX = "in_place_codebook_optimizer."
 # Names of torch's optimizers for tensors of the shape of their parameter.
 _OF_ITS_SHAPE = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
+_MOMENTS = {"step": None, "exp_avg": None, "exp_avg_sq": None, "max_exp_avg_sq": "amsgrad"}
+# The names that torch's optimizers read, by the class, with the option that each depends on, if any.
+_READ: dict[str, dict[str, str | None]] = {
+    "Adam": _MOMENTS,
+    "AdamW": _MOMENTS,
+    "RMSprop": {
+        "step": None,
+        "square_avg": None,
+        "momentum_buffer": "momentum",
+        "grad_avg": "centered",
+    },
+    "Adagrad": {"step": None, "sum": None},
+}
 
 
 class OptimizerInCheckpoint:
@@ -273,7 +298,16 @@ def _load(
         wanted = _shape_of(name, parameter, optimizer)
         if wanted is not None and value.shape != wanted:
             errors.append(f"{key}: expected shape {list(wanted)}, but got {list(value.shape)}")
+        elif name == "step" and not (value.numel() == 1 and 0 <= float(value) <= 2**53):
+            errors.append(f"{key}: expected a number of steps, but got {value.tolist()}")
         found.append((parameter, name, value))
+    for index, parameter in enumerate(parameters):
+        present = {name for owner, name, _ in found if owner is parameter}
+        missing = _read_by(optimizer, parameter) - present if present else set()
+        errors.extend(
+            f"{prefix}{_PREFIX}{index}.{name}: expected beside {sorted(present)}, but got none"
+            for name in sorted(missing)
+        )
     if len(errors) == wrong:
         for parameter, name, value in found:
             optimizer.state[parameter][name] = value.clone()
@@ -286,3 +320,14 @@ def _shape_of(name: str, parameter: Tensor, optimizer: "Optimizer") -> torch.Siz
     if isinstance(present, Tensor):
         return present.shape
     return parameter.shape if name in _OF_ITS_SHAPE else None
+
+
+def _read_by(optimizer: "Optimizer", parameter: Tensor) -> set[str]:
+    """The names of the state that a step of the optimizer reads; of other optimizers than torch's none is known."""
+    options = next(
+        group
+        for group in optimizer.param_groups
+        if any(parameter is own for own in group["params"])
+    )
+    names = _READ.get(type(optimizer).__name__, {})
+    return {name for name, option in names.items() if option is None or options[option]}

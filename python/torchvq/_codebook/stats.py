@@ -52,13 +52,19 @@ def forget_step(vq: "VectorQuantize", _: object = None) -> None:
 
 def fit_to_codes(vq: "VectorQuantize") -> None:
     """Resizes cooldowns and step counts to codes that were assigned in another number: the reference has neither, so
-    its users assign only codes and averages."""
+    its users assign only codes and averages, or only codes if these do not follow averages."""
+    codebook = vq._codebook
+    codes = codebook.checked_embed()
     # A lookup through the module takes six times as long.
-    sizes: Any = vq._codebook._buffers["cluster_size"]
+    sizes: Any = codebook._buffers["cluster_size"]
     counts: Any = vq._buffers["step_counts"]
-    if counts.shape != sizes.shape:
-        vq._codebook.cooldown = torch.zeros_like(sizes, dtype=torch.long)
+    if counts.shape == sizes.shape and counts.size(1) >= codes.size(1):
+        return
+    counted = len(sizes), max(sizes.size(1), codes.size(1))
+    if counts.shape != counted:
+        codebook.cooldown = torch.zeros_like(sizes, dtype=torch.long)
         forget_step(vq)
+        vq.step_counts = counts.new_zeros(counted)
 
 
 def begin_step(codebooks: Sequence["Codebook"]) -> None:

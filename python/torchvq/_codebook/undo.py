@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base.affine_map import AFFINE_FLAGS, AFFINE_STATE
+from torchvq._base.readable import version_of
 
 if TYPE_CHECKING:
     from torchvq.codebook import Codebook
@@ -23,6 +24,7 @@ class Undo:
 
     def __init__(self, codebooks: Sequence["Codebook"], apart: bool = False) -> None:
         self._pending = [(codebook, codebook._pending) for codebook in codebooks]
+        self._generators = [(codebook.rng, version_of(codebook.rng)) for codebook in codebooks]
         state = [tensor for codebook in codebooks for tensor in _written_early(codebook, apart)]
         self._before = [(tensor, tensor.clone()) for tensor in state]
 
@@ -35,7 +37,8 @@ class Undo:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:
+        # A step moves the generators last; an interrupt, raised when an operator returns, may find it complete.
+        if kind is None or any(version_of(rng) != before for rng, before in self._generators):
             return
         for tensor, value in self._before:
             tensor.copy_(value)

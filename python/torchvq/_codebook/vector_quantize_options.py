@@ -30,8 +30,6 @@ class VectorQuantizeOptions(WideBuffers):
     sync_codebook: bool | None
     sync_kmeans: bool
     sync_affine_param: bool
-    sync_every: int
-    overlap_sync: bool
     process_group: str | None
     reduction: str
 
@@ -58,6 +56,16 @@ class VectorQuantizeOptions(WideBuffers):
 
         @property
         def _codebook(self) -> Codebook: ...
+
+    @property
+    def sync_every(self) -> int:
+        """Training steps per update of the codebook, fixed at construction."""
+        return self._codebook.sync_every
+
+    @property
+    def overlap_sync(self) -> bool:
+        """Whether backward hides the message of a step, fixed at construction."""
+        return self._codebook.overlap_sync
 
     @property
     def ema_update(self) -> bool:

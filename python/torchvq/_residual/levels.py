@@ -19,7 +19,7 @@ from torchvq._codebook.in_flight import StepInFlight, may_overlap
 from torchvq._codebook.in_place import (
     accumulate_gradients,
     average_gradients,
-    gradients_of,
+    gradients_before,
     learns_in_place,
     own_backward,
     target_of,
@@ -214,24 +214,28 @@ def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: StackReque
     if not learns_in_place(rvq, codebook) or codebook.replaying:
         return
     head_mask = None if request.mask is None else rvq.layout.split_mask(request.mask)
-    before = gradients_of(codebook)
-    with own_backward():
-        residual = target_of(inputs)
-        head_mask = None if head_mask is None else target_of(head_mask)
-        for index in range(levels_to_walk(request.depth, rvq.num_quantizers)):
-            mask, used = head_mask, in_use(request.depth, index)
-            if used is not None:
-                used = used.expand(residual.shape[:2])
-                mask = used if head_mask is None else head_mask & used
-            _, _, codes, compared = _ops.quantize(
-                residual, codebook.codes(), codebook.rng, metric=codebook.metric, estimator="none"
-            )
-            loss: Tensor = _ops.commitment_loss(compared, codes, mask=mask)
-            accumulate_gradients(loss, codebook)
-            residual = residual - codes.detach()
-    learns = average_gradients(before, residual, head_mask, request.ranks)
-    if learns and not first.manual_in_place_optimizer_update:
-        rvq.update_in_place_optimizer()
+    with gradients_before(codebook) as before:
+        with own_backward():
+            residual = target_of(inputs)
+            head_mask = None if head_mask is None else target_of(head_mask)
+            for index in range(levels_to_walk(request.depth, rvq.num_quantizers)):
+                mask, used = head_mask, in_use(request.depth, index)
+                if used is not None:
+                    used = used.expand(residual.shape[:2])
+                    mask = used if head_mask is None else head_mask & used
+                _, _, codes, compared = _ops.quantize(
+                    residual,
+                    codebook.codes(),
+                    codebook.rng,
+                    metric=codebook.metric,
+                    estimator="none",
+                )
+                loss: Tensor = _ops.commitment_loss(compared, codes, mask=mask)
+                accumulate_gradients(loss, codebook)
+                residual = residual - codes.detach()
+        learns = average_gradients(before, residual, head_mask, request.ranks)
+        if learns and not first.manual_in_place_optimizer_update:
+            rvq.update_in_place_optimizer()
     codebook.record_embed()
 
 

@@ -122,17 +122,35 @@ def _built(
     try:
         model.load_state_dict(own, strict=True)
     except RuntimeError as error:
+        fitting = _prefixes(state, model.state_dict())
+        hint = _hint(state)
+        if fitting and prefix not in fitting:
+            hint = f"They are with {' or '.join(f'--prefix {begin!r}' for begin in fitting)}"
         raise MigrationError(
-            f"{path}: the keys after {prefix!r} are not those of {call}: {error}"
+            f"{path}: the keys after {prefix!r} are not those of {call}: {error}\n{hint}"
         ) from error
     return model, found
+
+
+def _prefixes(state: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """The prefixes with which a state dict has all keys of a module."""
+    if not own:
+        return []
+    first = next(iter(own))
+    begins = [name.removesuffix(first) for name in state if name.endswith(first)]
+    return [begin for begin in begins if all(begin + name in state for name in own)]
 
 
 def _hint(state: Mapping[str, Any]) -> str:
     codes = {
         name: list(value.shape) for name, value in state.items() if name.endswith("_codebook.embed")
     }
-    return f"Its codebooks: {codes}" if codes else "No key in it ends with _codebook.embed"
+    begins = ", ".join(repr(begin) for begin in dict.fromkeys(n.split(".")[0] for n in state))
+    return (
+        f"Its codebooks: {codes}"
+        if codes
+        else f"No key in it ends with _codebook.embed; they begin with {begins or 'nothing'}"
+    )
 
 
 def _report(found: Found, compat: bool | None) -> tuple[nn.Module, bool]:
@@ -174,11 +192,33 @@ def _read_state(path: str) -> dict[str, Any]:
         raise MigrationError(
             f"{path}: expected a state dict that torch.load reads with weights_only=True: {error}"
         ) from error
-    if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
-        state = state["state_dict"]
+    if isinstance(state, Mapping):
+        state = _unwrapped(path, state)
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise MigrationError(f"{path}: expected a state dict, but got {type(state).__name__}")
     return dict(state)
+
+
+def _unwrapped(path: str, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The state dict of a model in a checkpoint that holds it as an entry, beside the optimizer's and others."""
+    if isinstance(state.get("state_dict"), Mapping):
+        return dict(state["state_dict"])
+    nested = {name: value for name, value in state.items() if isinstance(value, Mapping)}
+    # Modules may keep a mapping of their own in a state dict, under this name.
+    held = [n for n in nested if _has(nested[n], "") and not str(n).endswith("_extra_state")]
+    if len(held) > 1:
+        held = [name for name in held if _has(nested[name], "_codebook.")] or held
+    if len(held) > 1:
+        raise MigrationError(
+            f"{path}: expected one state dict, but got {' and '.join(map(repr, held))}; "
+            "save the one to convert by itself"
+        )
+    return nested[held[0]] if held else state
+
+
+def _has(state: Mapping[Any, Any], part: str) -> bool:
+    """Whether a mapping holds tensors, and ``part`` is in the name of any."""
+    return any(isinstance(value, Tensor) and part in str(name) for name, value in state.items())
 
 
 def _write(state: Mapping[str, Any], path: str) -> None:

@@ -1,8 +1,10 @@
 // The headers below are those of numpy 2, byte for byte; tests/python/test_io.py compares with the
 // installed numpy.
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 #include <torchvq/io/error.h>
@@ -191,6 +193,22 @@ TEST_F(NpyTest, WritesStridedTensorsAndScalars) {
   EXPECT_EQ(load_npy(dir_ / "y.npy").sizes(), at::IntArrayRef({3, 0}));
   expect_throw_with<c10::TypeError>(
       [&] { save_npy(dir_ / "z.npy", at::empty({1}, at::kBFloat16)); }, "BFloat16");
+  EXPECT_EQ(dir_.files(), 1u);
+}
+
+TEST_F(NpyTest, WritesTheValuesOfNegativeViews) {
+  const auto x = at::arange(6, at::kFloat).view({2, 3});
+  save_npy(dir_ / "y.npy", at::_neg_view(x));
+  EXPECT_TRUE(at::equal(load_npy(dir_ / "y.npy"), x * -1));
+}
+
+TEST_F(NpyTest, WritesNoMoreAxesThanItReads) {
+  const std::vector<int64_t> most(64, 1), more(65, 1);
+  save_npy(dir_ / "y.npy", at::ones(most));
+  EXPECT_TRUE(at::equal(load_npy(dir_ / "y.npy"), at::ones(most)));
+  expect_throw_with<c10::ValueError>(
+      [&] { save_npy(dir_ / "z.npy", at::ones(more)); },
+      "save_npy: expected tensor to have at most 64 axes, but got 65");
   EXPECT_EQ(dir_.files(), 1u);
 }
 

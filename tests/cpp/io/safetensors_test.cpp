@@ -1,3 +1,4 @@
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -69,6 +70,12 @@ TEST_F(SafetensorsTest, KeepsEveryDtypeShapeAndTheMetadata) {
     EXPECT_EQ(file.tensor(name).scalar_type(), tensor.scalar_type()) << name;
     EXPECT_TRUE(at::equal(file.tensor(name), tensor)) << name;
   }
+}
+
+TEST_F(SafetensorsTest, WritesTheValuesOfNegativeViews) {
+  const auto x = at::arange(6, at::kFloat).view({2, 3});
+  save_safetensors(dir_ / "y.safetensors", {{"x", at::_neg_view(x)}});
+  EXPECT_TRUE(at::equal(SafetensorsFile(dir_ / "y.safetensors").tensor("x"), x * -1));
 }
 
 TEST_F(SafetensorsTest, TheSameTensorsGiveTheSameBytes) {

@@ -164,6 +164,80 @@ TEST(ArchivesTest, AStackOfScalarsInDoubleDecodesItsOutput) {
   EXPECT_EQ(stack->get_output_from_indices(at::zeros({1, 3}, at::kLong)).scalar_type(), at::kFloat);
 }
 
+/// What `clone()` gives, as the module's own class.
+template <typename Holder>
+auto copy_of_now(const Holder& module) {
+  return std::dynamic_pointer_cast<typename Holder::ContainedType>(module->clone());
+}
+
+TEST(ArchivesTest, CopiesHaveTheOptionsOfTheirParts) {
+  const auto x = torch::randn({2, 5, kDim});
+  ResidualLFQ lfq(ResidualLFQOptions(kDim, 2, 16));
+  lfq->levels[1]->options.entropy_loss_weight(9).commitment_loss_weight(5);
+  auto copied_lfq = copy_of_now(lfq);
+  EXPECT_TRUE(at::equal(copied_lfq->forward(x).loss, lfq(x).loss));
+  GroupedResidualLFQ grouped_lfq(
+      GroupedResidualLFQOptions(2 * kDim, ResidualLFQOptions(kDim, 2, 16)).groups(2));
+  grouped_lfq->rvqs[1]->levels[1]->options.entropy_loss_weight(9);
+  const auto doubled = torch::cat({x, x}, -1);
+  auto copied_groups = copy_of_now(grouped_lfq);
+  EXPECT_TRUE(at::equal(copied_groups->forward(doubled).loss, grouped_lfq(doubled).loss));
+  ResidualSimVQ sim(ResidualSimVQOptions(kDim, 2, 8));
+  sim->levels[1]->options.commitment_weight(5);
+  auto copied_sim = copy_of_now(sim);
+  EXPECT_TRUE(at::equal(copied_sim->forward(x).loss, sim(x).loss));
+  ResidualFSQ fsq(ResidualFSQOptions({3, 4}, 2).dim(kDim));
+  fsq->levels[1]->options.noise_dropout(0.5);
+  EXPECT_EQ(copy_of_now(fsq)->levels[1]->options.noise_dropout(), 0.5);
+  GroupedResidualFSQ grouped_fsq(
+      GroupedResidualFSQOptions(2 * kDim, ResidualFSQOptions({3, 4}, 2)).groups(2));
+  grouped_fsq->rvqs[1]->levels[0]->options.noise_dropout(0.5);
+  EXPECT_EQ(copy_of_now(grouped_fsq)->rvqs[1]->levels[0]->options.noise_dropout(), 0.5);
+  HierarchicalVQ scales(HierarchicalVQOptions(kDim, 8, std::vector<int64_t>{1, 2}));
+  scales->vqs[0]->options.commitment_weight(5);
+  scales->vqs[0]->codebook_state->options.decay(0.1);
+  const auto copied_scales = copy_of_now(scales);
+  EXPECT_EQ(copied_scales->vqs[0]->options.commitment_weight(), 5);
+  EXPECT_EQ(copied_scales->vqs[0]->codebook_state->options.decay(), 0.1);
+  RandomProjectionQuantizer random(RandomProjectionQuantizerOptions(kDim, 8, 4));
+  random->vq->codebook_state->options.decay(0.1);
+  EXPECT_EQ(copy_of_now(random)->vq->codebook_state->options.decay(), 0.1);
+}
+
+TEST(ArchivesTest, OptionsThatTrainingAnnealsLeaveTheTensorsOfCopies) {
+  FSQ fsq(FSQOptions({3, 4}).preserve_symmetry(true).noise_dropout(0.5));
+  fsq->options.noise_dropout(0);
+  LFQ lfq(LFQOptions().dim(4).codebook_size(16).frac_per_sample_entropy(0.5));
+  lfq->options.frac_per_sample_entropy(1);
+  ResidualFSQ levels(ResidualFSQOptions({3, 4}, 3).quantize_dropout(true));
+  levels->options.quantize_dropout(false);
+  ResidualSimVQ sim(ResidualSimVQOptions(kDim, 3, 8).quantize_dropout(true));
+  sim->options.quantize_dropout(false);
+  const std::vector<std::shared_ptr<torch::nn::Module>> modules{fsq.ptr(), lfq.ptr(), levels.ptr(),
+                                                                sim.ptr()};
+  for (const auto& module : modules)
+    expect_equal(tensors_of(*module->clone()), tensors_of(*module));
+  EXPECT_EQ(copy_of_now(fsq)->options.noise_dropout(), 0);
+  EXPECT_EQ(copy_of_now(lfq)->options.frac_per_sample_entropy(), 1);
+  EXPECT_FALSE(copy_of_now(levels)->options.quantize_dropout());
+  EXPECT_FALSE(copy_of_now(sim)->options.quantize_dropout());
+}
+
+TEST(ArchivesTest, CopiesOfStacksHaveTheirOwnActivation) {
+  auto options = ResidualLFQOptions(4, 2, 16);
+  options.lfq().straight_through_activation(torch::nn::AnyModule(torch::nn::Linear(4, 4)));
+  ResidualLFQ stack(options);
+  GroupedResidualLFQ grouped(GroupedResidualLFQOptions(8, options).groups(2));
+  for (const auto& module : {std::shared_ptr<torch::nn::Module>(stack.ptr()),
+                             std::shared_ptr<torch::nn::Module>(grouped.ptr())}) {
+    const auto copy = module->clone();
+    const auto before = tensors_of(*module);
+    const torch::NoGradGuard no_grad;
+    for (auto& one : copy->parameters()) one.zero_();
+    expect_equal(tensors_of(*module), before);
+  }
+}
+
 // In-place optimizers -----------------------------------------------------------------------------
 
 const auto kSgd = [](std::vector<torch::Tensor> parameters) {
@@ -195,6 +269,23 @@ TEST(ArchivesTest, AnOptimizerWhoseParametersAreFrozenDoesNothing) {
   auto latent = LatentQuantizeOptions({3, 4}, 2).channel_first(false);
   LatentQuantize values(latent.in_place_codebook_optimizer(kSgd));
   expect_frozen(values, torch::randn({2, 5, 2}));
+}
+
+TEST(ArchivesTest, AFunctionThatMakesNoOptimizerIsRefused) {
+  const auto none = [](const std::vector<torch::Tensor>& /*parameters*/) {
+    return std::shared_ptr<torch::optim::Optimizer>();
+  };
+  const std::string refusal =
+      ": expected in_place_codebook_optimizer to return an optimizer, but got none";
+  auto own = VectorQuantizeOptions(kDim).learnable_codebook(true).ema_update(false);
+  own.in_place_codebook_optimizer(none);
+  expect_throw_with<c10::ValueError>([&] { VectorQuantize vq(own); }, "VectorQuantize" + refusal);
+  auto stack = ResidualVQOptions(kDim).num_quantizers(2).codebook_size(8).shared_codebook(true);
+  stack.vq() = own;
+  expect_throw_with<c10::ValueError>([&] { ResidualVQ rvq(stack); }, "ResidualVQ" + refusal);
+  const auto latent = LatentQuantizeOptions({3, 4}, 2).in_place_codebook_optimizer(none);
+  expect_throw_with<c10::ValueError>([&] { LatentQuantize values(latent); },
+                                     "LatentQuantize" + refusal);
 }
 
 TEST(ArchivesTest, OptimizersUnderTheSwitchStepAsThoseOfPython) {

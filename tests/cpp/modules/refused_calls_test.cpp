@@ -324,6 +324,65 @@ TEST(RefusedCallsTest, OptionsThatAreSetWrongLaterLeaveNoTrace) {
   }
 }
 
+TEST(RefusedCallsTest, AnotherNumberOfStepsPerUpdateIsSetAtConstruction) {
+  const auto x = normal({2, 40, kDim});
+  for (const auto& how : {options().kmeans_init(true), options().affine_param(true)}) {
+    VectorQuantize module(how);
+    module->codebook_state->options.sync_every(3);
+    leaves_no_trace<c10::ValueError>(
+        module, [&] { module(x); },
+        "VectorQuantize: expected sync_every to be 1 as at construction, which makes the state for "
+        "more, but got 3");
+  }
+  // Fewer steps than at construction need no state.
+  VectorQuantize module(options().sync_every(3)), plain(options());
+  module->set_codebook(plain->codebook());
+  plain->set_codebook(plain->codebook());
+  module->codebook_state->options.sync_every(1);
+  module(x);
+  plain(x);
+  EXPECT_TRUE(at::equal(module->codebook(), plain->codebook()));
+}
+
+TEST(RefusedCallsTest, CodesOfAnotherShape) {
+  const auto x = normal({2, 40, kDim});
+  for (const auto& how : ways_to_learn()) {
+    for (const bool training : {true, false}) {
+      VectorQuantize module(how);
+      module->train(training);
+      const auto codes = normal({kCodes, kDim});
+      module->codebook_state->embed.set_data(codes);
+      const std::string refusal =
+          "VectorQuantize: expected embed to have the shape (heads, codebook_size, dim), [1, 8, "
+          "4], but got [8, 4]; call set_codebook() to replace codes";
+      leaves_no_trace<c10::ValueError>(module, [&] { module(x); }, refusal);
+      leaves_no_trace<c10::ValueError>(
+          module, [&] { module->get_output_from_indices(at::zeros({2}, at::kLong)); }, refusal);
+      module->set_codebook(codes);
+      EXPECT_TRUE(at::equal(module->codebook_state->embed[0], codes));
+      EXPECT_NO_THROW(module(x));
+    }
+  }
+  VectorQuantize heads(options().heads(2).codebook_dim(2).separate_codebook_per_head(true));
+  heads->eval();
+  heads->codebook_state->embed.set_data(normal({1, kCodes, 2}));
+  leaves_no_trace<c10::ValueError>(heads, [&] { heads(x); }, "[2, 8, 2], but got [1, 8, 2]");
+  ResidualVQ rvq(stack(options()));
+  rvq->levels[1]->codebook_state->embed.set_data(normal({kCodes, kDim}));
+  for (const bool training : {true, false}) {
+    rvq->train(training);
+    leaves_no_trace<c10::ValueError>(rvq, [&] { rvq(x); }, "[1, 8, 4], but got [8, 4]");
+  }
+  // Evaluation takes any number of codes, but training needs their averages.
+  VectorQuantize more(options());
+  more->codebook_state->embed.set_data(normal({1, 2 * kCodes, kDim}));
+  leaves_no_trace<c10::ValueError>(more, [&] { more(x); }, "[1, 8, 4], but got [1, 16, 4]");
+  more->eval();
+  const auto found = more(x).indices.flatten();
+  const auto codes = more->codebook_state->embed[0];
+  EXPECT_TRUE(at::equal(found, brute_force(x.flatten(0, 1), codes)));
+}
+
 TEST(RefusedCallsTest, OtherCodesAreNotAssigned) {
   VectorQuantize module(options().kmeans_init(true));
   const auto ones = torch::ones({kCodes, kDim});

@@ -4,10 +4,12 @@
 #include <sstream>
 
 #include <torch/nn/cloneable.h>
+#include <torch/nn/modules/container/modulelist.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 #include <torch/serialize.h>
 
+#include "expect_throw.h"
 #include "modules/residual_vq_support.h"
 
 namespace torchvq::residual_vq_state_test {
@@ -78,6 +80,54 @@ TEST(ResidualVQStateTest, CloneContinuesTheRunOnItsOwn) {
     expect_continues_alike(second, original);
     expect_same_state(state_of(*copy), state_of(*original));
   }
+}
+
+TEST(ResidualVQStateTest, CopiesHaveTheOptionsOfTheirLevels) {
+  auto original = make_stack(stack_options());
+  original->levels[0]->options.commitment_weight(7);
+  original->levels[1]->options.freeze_codebook(true);
+  original->levels[2]->codebook_state->options.decay(0.1);
+  auto copy = copy_of_stack(original);
+  const auto frozen = copy->codebooks()[1].clone();
+  const auto x = normal({2, 30, kDim});
+  EXPECT_TRUE(at::equal(copy(x).loss, original(x).loss));
+  expect_continues_alike(copy, original);
+  EXPECT_TRUE(at::equal(copy->codebooks()[1], frozen));
+
+  GroupedResidualVQ grouped(GroupedResidualVQOptions(kDim).groups(2).rvq(stack_options()));
+  grouped->rvqs[0]->options.quantize_dropout(true);
+  grouped->rvqs[1]->levels[0]->codebook_state->options.decay(0.1);
+  const auto groups = std::dynamic_pointer_cast<GroupedResidualVQImpl>(grouped->clone());
+  EXPECT_TRUE(groups->rvqs[0]->options.quantize_dropout());
+  EXPECT_EQ(groups->rvqs[1]->levels[0]->codebook_state->options.decay(), 0.1);
+}
+
+TEST(ResidualVQStateTest, StacksOfOtherLevelsAreNotCopied) {
+  const auto refuse = [](const auto& change, const std::string& fragment) {
+    auto stack = make_stack(stack_options());
+    change(*stack);
+    expect_throw_with<c10::ValueError>([&] { stack->clone(); }, fragment);
+  };
+  refuse([](auto& stack) { stack.levels.resize(2, nullptr); },
+         "clone: expected levels to be the 3 of construction, but got 2");
+  refuse([](auto& stack) { stack.levels.push_back(stack.levels[0]); }, "but got 4");
+  const auto bare = VectorQuantizeOptions(kDim).codebook_size(kCodes);
+  refuse(
+      [&](auto& stack) {
+        stack.named_children()["layers"]->template as<torch::nn::ModuleListImpl>()->push_back(
+            VectorQuantize(bare));
+      },
+      "additional ones: layers.3, layers.3._codebook");
+  GroupedResidualVQ grouped(GroupedResidualVQOptions(kDim).groups(2).rvq(stack_options()));
+  grouped->rvqs.resize(1, nullptr);
+  expect_throw_with<c10::ValueError>([&] { grouped->clone(); },
+                                     "clone: expected rvqs to be the 2 of construction, but got 1");
+
+  auto other = make_stack(stack_options(), 7);
+  const auto before = state_of(*other);
+  const auto shorter = make_stack(StackOptions(kDim).num_quantizers(2).codebook_size(kCodes));
+  EXPECT_THROW(other->copy_state(*shorter, std::nullopt), c10::ValueError);
+  expect_same_state(state_of(*other), before);
 }
 
 TEST(ResidualVQStateTest, CloneInsideAModelUsesItsOwnTensors) {

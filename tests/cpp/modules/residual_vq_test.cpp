@@ -396,6 +396,7 @@ TEST(ResidualVQTest, WrongOptionsAreNamed) {
   refuse(stack_options().quantize_dropout(true).quantize_dropout_cutoff_index(3),
          "in [0, 2], but got 3");
   refuse(stack_options().quantize_dropout_multiple_of(0), "multiple_of to be at least 1");
+  refuse(stack_options().codebook_dim(-1), "codebook_dim to be at least 1, but got -1");
   refuse(stack_options().quant_grad_frac(1.5), "quant_grad_frac to be in [0, 1], but got 1.5");
   refuse(stack_options().beam_size(0), "expected beam_size to be at least 1, but got 0");
   refuse(stack_options().beam_score_quantizer_weights(std::vector<double>{1, -1, 1}),

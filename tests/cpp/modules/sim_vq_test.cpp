@@ -139,6 +139,19 @@ TEST(SimVQTest, FrozenCodesAreWhatInitFnMakesOfThem) {
   EXPECT_EQ(module->frozen_codebook.sizes(), (std::vector<int64_t>{11, 4}));
 }
 
+TEST(SimVQTest, WhatInitFnReturnsIsCopied) {
+  const auto row = normal({1, 6}), before = row.clone();
+  ResidualSimVQOptions stack(6, 2, 11);
+  stack.sim_vq().init_fn([&](const torch::Tensor& /*codes*/) { return row.expand({11, 6}); });
+  ResidualSimVQ module(stack), from(ResidualSimVQOptions(6, 2, 11));
+  load_state_dict(*module, state_dict(*from));
+  for (size_t level = 0; level < 2; ++level) {
+    EXPECT_TRUE(
+        at::equal(module->levels[level]->frozen_codebook, from->levels[level]->frozen_codebook));
+  }
+  EXPECT_TRUE(at::equal(row, before));
+}
+
 TEST(SimVQTest, OptionsAndInputAreChecked) {
   EXPECT_THROW(SimVQ(SimVQOptions(0, 4)), c10::ValueError);
   EXPECT_THROW(SimVQ(SimVQOptions(4, 0)), c10::ValueError);

@@ -1,4 +1,5 @@
 // State of the VectorQuantize module: names, checkpoints, copies, casts.
+#include <cmath>
 #include <set>
 #include <sstream>
 
@@ -163,6 +164,68 @@ TEST(VectorQuantizeStateTest, CloneContinuesTheRunOnItsOwn) {
   }
 }
 
+VectorQuantize clone_of(const VectorQuantize& module) {
+  return VectorQuantize(std::dynamic_pointer_cast<VectorQuantizeImpl>(module->clone()));
+}
+
+TEST(VectorQuantizeStateTest, CopiesHaveTheOptionsOfNow) {
+  auto module = make(options());
+  module->options.commitment_weight(7);
+  module->codebook_state->options.decay(0.1).threshold_ema_dead_code(3);
+  auto copy = clone_of(module);
+  const auto x = normal({2, 30, kDim});
+  EXPECT_TRUE(at::equal(copy(x).loss, module(x).loss));
+  expect_continues_alike(copy, module);
+  auto bridged = make(configurations().at("bridge"));
+  bridged->codebook_state->options.vq_bridge(torch::nn::AnyModule());
+  auto plain = clone_of(bridged);
+  EXPECT_TRUE(plain->codebook_state->options.vq_bridge().is_empty());
+  bridged->codebook_state->options.vq_bridge(torch::nn::AnyModule(Bridge()));
+  auto replaced = clone_of(bridged);
+  EXPECT_TRUE(at::equal(replaced->codebook(), bridged->codebook()));
+  EXPECT_NE(replaced->codebook_state->options.vq_bridge().ptr(),
+            bridged->codebook_state->options.vq_bridge().ptr());
+}
+
+TEST(VectorQuantizeStateTest, CopiesHaveTheTensorsOfConstruction) {
+  for (const double weight : {0.0, 1.0}) {
+    auto module = make(options().orthogonal_reg_weight(weight));
+    module->options.orthogonal_reg_weight(1 - weight);
+    auto copy = clone_of(module);
+    EXPECT_EQ(copy->codebook_state->parameters().size(), weight > 0 ? 1u : 0u);
+    expect_continues_alike(copy, module);
+  }
+}
+
+TEST(VectorQuantizeStateTest, ModulesWithOtherPartsAreNotCopied) {
+  auto module = make(options());
+  module->register_module("probe", torch::nn::Linear(2, 2));
+  expect_throw_with<c10::ValueError>([&] { module->clone(); },
+                                     "clone: expected the module to have the submodules of its "
+                                     "construction, but got additional ones: probe, and missing "
+                                     "ones: none");
+  auto buffered = make(options());
+  buffered->register_buffer("seen", at::zeros({1}));
+  expect_throw_with<c10::ValueError>([&] { buffered->clone(); }, "additional ones: seen");
+}
+
+TEST(VectorQuantizeStateTest, CopiedOptimizersHaveTheRateOfNow) {
+  std::vector<std::shared_ptr<torch::optim::Optimizer>> made;
+  const auto given = options().learnable_codebook(true).ema_update(false);
+  auto module =
+      make(Options(given).in_place_codebook_optimizer([&](std::vector<torch::Tensor> parameters) {
+        made.push_back(std::make_shared<torch::optim::Adam>(std::move(parameters),
+                                                            torch::optim::AdamOptions(0.05)));
+        return made.back();
+      }));
+  train(module, 0, 2);
+  made[0]->param_groups()[0].options().set_lr(0.5);
+  auto copy = clone_of(module);
+  expect_continues_alike(copy, module);
+  made[0]->param_groups()[0].options().set_lr(0.25);
+  EXPECT_EQ(made[1]->param_groups()[0].options().get_lr(), 0.5);
+}
+
 TEST(VectorQuantizeStateTest, CloneInsideAModelUsesItsOwnTensors) {
   struct ModelImpl : torch::nn::Cloneable<ModelImpl> {
     explicit ModelImpl(Options given) : given(std::move(given)) { reset(); }
@@ -262,11 +325,48 @@ TEST(VectorQuantizeStateTest, WrongCheckpointsAreNamedAndLeaveTheModule) {
          "but got 0.speed");
   refuse([](State& state) { state["in_place_codebook_optimizer.0.exp_avg"] = at::zeros({1}); },
          "expected 0.exp_avg to have shape");
+  const std::string own = "in_place_codebook_optimizer.0.";
+  refuse([&](State& state) { (state = before).erase(own + "exp_avg"); },
+         "expected the in-place optimizer's state to have 0.exp_avg beside 0.exp_avg_sq, but got a "
+         "state without it");
+  refuse([&](State& state) { (state = before).erase(own + "step"); }, "to have 0.step beside");
+  for (const double steps : {-1.0, std::nan(""), 1e300}) {
+    refuse(
+        [&](State& state) {
+          (state = before)[own + "step"] = at::scalar_tensor(steps, at::kDouble);
+        },
+        "expected 0.step to be a number of steps, 0 or more, but got");
+  }
   auto plain = make(options());
   auto state = state_of(plain);
   state["in_place_codebook_optimizer.0.exp_avg"] = at::zeros({1});
   expect_throw_with<c10::ValueError>([&] { load_state_dict(*plain, state); },
                                      "but got in_place_codebook_optimizer.0.exp_avg");
+}
+
+TEST(VectorQuantizeStateTest, OptimizersNeedTheStateThatTheirOptionsRead) {
+  const auto refuse = [](const Options& plain, const Options& more, const std::string& missing) {
+    auto from = make(plain), to = make(more, 7);
+    train(from, 0, 2);
+    const auto before = state_of(to);
+    expect_throw_with<c10::ValueError>([&] { load_state_dict(*to, state_of(from)); },
+                                       "to have 0." + missing + " beside");
+    expect_same_state(state_of(to), before);
+    train(to, 0, 2);
+    auto back = make(more, 8);
+    load_state_dict(*back, state_of(to));
+    expect_continues_alike(back, to);
+  };
+  namespace optim = torch::optim;
+  refuse(in_place<optim::Adam>(optim::AdamOptions(0.05)),
+         in_place<optim::Adam>(optim::AdamOptions(0.05).amsgrad(true)), "max_exp_avg_sq");
+  refuse(in_place<optim::AdamW>(optim::AdamWOptions(0.05)),
+         in_place<optim::AdamW>(optim::AdamWOptions(0.05).amsgrad(true)), "max_exp_avg_sq");
+  const optim::RMSpropOptions rmsprop(0.05);
+  refuse(in_place<optim::RMSprop>(rmsprop),
+         in_place<optim::RMSprop>(optim::RMSpropOptions(rmsprop).momentum(0.9)), "momentum_buffer");
+  refuse(in_place<optim::RMSprop>(rmsprop),
+         in_place<optim::RMSprop>(optim::RMSpropOptions(rmsprop).centered(true)), "grad_avg");
 }
 
 TEST(VectorQuantizeStateTest, InPlaceOptimizerStepsInInferenceModeAsWithoutGradients) {
