@@ -1,5 +1,6 @@
 // torch::load() takes an archive of the module's own sizes and dtypes, or changes nothing.
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -302,6 +303,44 @@ TEST(ArchivesTest, OptimizersUnderTheSwitchStepAsThoseOfPython) {
   const auto before = tensors_of(*values);
   values(torch::randn({2, 5, 2}));
   EXPECT_FALSE(at::equal(tensors_of(*values)[0], before[0]));
+}
+
+/// An optimizer whose step fails.
+class Lost : public torch::optim::SGD {
+ public:
+  using SGD::SGD;
+  torch::Tensor step(LossClosure /*closure*/ = nullptr) override {
+    throw std::runtime_error("lost");
+  }
+};
+
+TEST(ArchivesTest, FailedStepsOfOptimizersLeaveTheGradients) {
+  const auto lost = [](std::vector<torch::Tensor> parameters) {
+    return std::make_shared<Lost>(std::move(parameters), torch::optim::SGDOptions(0.1));
+  };
+  auto stack = ResidualVQOptions(kDim).num_quantizers(2).codebook_size(8);
+  stack.vq().learnable_codebook(true).ema_update(false).in_place_codebook_optimizer(lost);
+  ResidualVQ levels(stack), shared(stack.shared_codebook(true));
+  LatentQuantize values(
+      LatentQuantizeOptions({3, 4}, 2).channel_first(false).in_place_codebook_optimizer(lost));
+  const auto expect_kept = [](auto& module, const torch::Tensor& x) {
+    for (const bool earlier : {false, true}) {
+      std::vector<torch::Tensor> before;
+      for (auto& own : module->parameters()) {
+        own.mutable_grad() = earlier ? at::randn_like(own) : torch::Tensor();
+        before.push_back(earlier ? own.grad().clone() : torch::Tensor());
+      }
+      EXPECT_THROW(module->forward(x), std::runtime_error);
+      for (size_t i = 0; i < before.size(); ++i) {
+        const auto& gradient = module->parameters()[i].grad();
+        ASSERT_EQ(gradient.defined(), earlier);
+        if (earlier) EXPECT_TRUE(at::equal(gradient, before[i]));
+      }
+    }
+  };
+  expect_kept(levels, torch::randn({2, 5, kDim}));
+  expect_kept(shared, torch::randn({2, 5, kDim}));
+  expect_kept(values, torch::randn({2, 5, 2}));
 }
 
 TEST(ArchivesTest, OneLevelDropsNothingAndDrawsNothing) {
