@@ -298,20 +298,24 @@ def _load(
         wanted = _shape_of(name, parameter, optimizer)
         if wanted is not None and value.shape != wanted:
             errors.append(f"{key}: expected shape {list(wanted)}, but got {list(value.shape)}")
-        elif name == "step" and not (value.numel() == 1 and 0 <= float(value) <= 2**53):
+        elif name == "step" and not _is_number_of_steps(value):
             errors.append(f"{key}: expected a number of steps, but got {value.tolist()}")
         found.append((parameter, name, value))
-    for index, parameter in enumerate(parameters):
+    for number, parameter in enumerate(parameters):
         present = {name for owner, name, _ in found if owner is parameter}
         missing = _read_by(optimizer, parameter) - present if present else set()
         errors.extend(
-            f"{prefix}{_PREFIX}{index}.{name}: expected beside {sorted(present)}, but got none"
+            f"{prefix}{_PREFIX}{number}.{name}: expected beside {sorted(present)}, but got none"
             for name in sorted(missing)
         )
     if len(errors) == wrong:
         for parameter, name, value in found:
             optimizer.state[parameter][name] = value.clone()
         vq.in_place_state_loaded = bool(found)
+
+
+def _is_number_of_steps(value: Tensor) -> bool:
+    return not is_readable_after_wait(value) or (value.numel() == 1 and 0 <= float(value) <= 2**53)
 
 
 def _shape_of(name: str, parameter: Tensor, optimizer: "Optimizer") -> torch.Size | None:
