@@ -270,9 +270,10 @@ class FSQ(RandomState):
     # Parts of it, as in the reference ----------------------------------------------------------------------
 
     def bound(self, z: Tensor, eps: float = 1e-3, hard_clamp: bool = False) -> Tensor:
-        """The codes (*, D) of z (*, D), by the formula of the FSQ paper, for any options.
+        """The codes (*, D) of z (*, D), by the formula of the FSQ paper, for any options but levels of 2.
 
-        ``eps`` stretches the bound so that the outermost levels are reached; it must be 1e-3.
+        ``eps`` stretches the bound so that the outermost levels are reached; it must be 1e-3. Of two levels the formula
+        hardly reaches the lower one: a ValueError; ``symmetry_preserving_bound`` takes them.
         """
         expect("FSQ.bound", eps == 1e-3, "eps", "1e-3", eps)
         codes: Tensor = self._codes_of(z, "clamp" if hard_clamp else "tanh")

@@ -46,7 +46,7 @@ void NpyWriter::append(const at::Tensor& piece) {
                     expected_ - appended_, " more elements, but got ", piece.numel());
   // A view may hold the negative of its values, and say so in a bit that `contiguous` keeps.
   const auto data = piece.cpu().resolve_neg().contiguous();
-  file_.write(data.const_data_ptr(), static_cast<size_t>(data.nbytes()));
+  file_.write(data.const_data_ptr(), data.nbytes());
   appended_ += data.numel();
 }
 

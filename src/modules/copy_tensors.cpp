@@ -31,7 +31,7 @@ void check_same_names(const char* kind, const Names& from, const Names& to) {
 void copy_each(const Tensors& from, const Tensors& to, const std::optional<c10::Device>& device) {
   for (const auto& item : from) {
     const auto& source = item.value();
-    auto target = to[item.key()];
+    const auto& target = to[item.key()];
     target.set_data(source.detach().to(source.options().device(device.value_or(source.device())),
                                        /*non_blocking=*/false, /*copy=*/true));
     if (source.is_floating_point()) {

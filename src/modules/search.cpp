@@ -37,8 +37,10 @@ std::string estimator_of(const VectorQuantizeImpl& vq, const at::Tensor& x, bool
   if (!vq.is_training()) {
     return "none";
   }
-  if ((vq.options.vqp_compat() || codes_learn) && !x.requires_grad()) {
-    return "none";
+  const bool compat = vq.options.vqp_compat();
+  if ((compat || codes_learn) && !x.requires_grad()) {
+    // With nothing to route to the input, the reference keeps the gradient of the Gumbel softmax.
+    return compat && vq.options.straight_through() ? "gumbel" : "none";
   }
   if (!vq.options.route_gradients_to_input()) {
     return vq.options.straight_through() ? "gumbel" : "none";
@@ -51,7 +53,7 @@ std::string estimator_of(const VectorQuantizeImpl& vq, const at::Tensor& x, bool
   if (!vq.resolved().rotation_trick) {
     return "straight_through";
   }
-  return vq.options.vqp_compat() ? "vqp_rotation_trick" : "rotation_trick";
+  return compat ? "vqp_rotation_trick" : "rotation_trick";
 }
 
 bool draws_frozen(const VectorQuantizeOptions& options) {

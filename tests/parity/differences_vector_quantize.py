@@ -351,6 +351,13 @@ DIFFERENT = [
         differs="EMA erases the optimizer's steps",
         oracle=oracle.optimizer_steps_survive,
     ),
+    Row(
+        "learnable codes under EMA",
+        dict(codebook_size=1, **LEARNABLE),  # of which no step moves tokens to another
+        forward=dict(ema_update=True),
+        differs="EMA erases the optimizer's steps",
+        oracle=oracle.optimizer_steps_survive,
+    ),
     # precision
     Row(
         "far from the origin",

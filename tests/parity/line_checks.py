@@ -33,6 +33,18 @@ def cosine_length():
             vq._codebook.embed.copy_(codes)
         found.append(vq(x.unsqueeze(0))[1].item())
     assert found == [1, 0]
+    options = dict(OPTIONS, use_cosine_sim=True, commitment_use_cross_entropy_loss=True)
+    for package, own, along in (
+        (reference, {}, True),
+        (torchvq, {}, False),
+        (torchvq, dict(vqp_compat=True), False),
+    ):
+        vq = package.VectorQuantize(**options, orthogonal_reg_weight=1.0, **own)
+        result = vq(tokens(1, 6, 8), freeze_codebook=True, return_loss_breakdown=True)
+        codes = vq._codebook.embed
+        torch.testing.assert_close(codes.norm(dim=-1), torch.ones(1, 16))
+        (gradient,) = torch.autograd.grad(result[3].commitment, codes)
+        assert ((gradient * codes).sum(-1).abs().max() > 1e-3) == along and gradient.any()
 
 
 def topk_breakdown():
@@ -85,15 +97,24 @@ def beam_cosine():
     assert (left[1] < left[0] - 1e-3).any()
 
 
+def likeness(codes: torch.Tensor) -> torch.Tensor:
+    """The orthogonal loss of codes (1, K, D)."""
+    unit = torch.nn.functional.normalize(codes[0].detach(), dim=-1)
+    return (unit @ unit.T).square().sum() / len(unit) ** 2 - 1 / len(unit)
+
+
 def shared_orthogonal():
-    """The loss of a level: equal without the term, under the switch; unlike with it."""
-    options = dict(OPTIONS, num_quantizers=3, shared_codebook=True)
-    for weight in (0.0, 1.0):
-        theirs = reference.ResidualVQ(**options, orthogonal_reg_weight=weight)
-        ours = torchvq.ResidualVQ(**options, orthogonal_reg_weight=weight, vqp_compat=True)
-        loaded(ours, theirs)
-        losses = [module(tokens(2, 6, 8))[2] for module in (theirs, ours)]
-        assert torch.allclose(*losses) == (weight == 0)
+    """The loss of each level is that of the reference's codes before the step, and of ours after it."""
+    options = dict(OPTIONS, num_quantizers=3, shared_codebook=True, decay=0.5)
+    options |= dict(orthogonal_reg_weight=1.0, commitment_weight=0.0)
+    for package, own in ((reference, {}), (torchvq, {}), (torchvq, dict(vqp_compat=True))):
+        rvq = package.ResidualVQ(**options, **own)
+        before = likeness(rvq.layers[0]._codebook.embed)
+        losses = rvq(tokens(2, 6, 8))[2].flatten()
+        after = likeness(rvq.layers[0]._codebook.embed)
+        assert (before - after).abs() > 1e-2
+        expected = before if package is reference else after
+        torch.testing.assert_close(losses, expected.expand(3), rtol=1e-5, atol=1e-6)
 
 
 def beam_frozen():
@@ -178,6 +199,43 @@ def in_place_ema():
     torch.testing.assert_close(codes(torchvq, 0.1, vqp_compat=True)[0], averaged)
 
 
+def in_place_counts():
+    """Tokens whose code changes with the step count for the code before it, and ours for the code returned."""
+    options = dict(learnable_codebook=True, ema_update=False, threshold_ema_dead_code=1e-9)
+    options |= dict(in_place_codebook_optimizer=lambda own: torch.optim.SGD(own, lr=1.0), decay=0.9)
+    for package, own in ((reference, {}), (torchvq, {}), (torchvq, dict(vqp_compat=True))):
+        changed = 0
+        for seed in range(20):
+            torch.manual_seed(seed)
+            vq, x = package.VectorQuantize(4, 16, **options, **own), torch.randn(1, 6, 4)
+            codes = vq._codebook.embed.detach().clone()
+            before, returned = torch.cdist(x, codes).argmin(-1)[0], vq(x)[1][0]
+            changed += not torch.equal(before, returned)
+            counted = before if package is reference else returned
+            expected = 0.9 + 0.1 * torch.bincount(counted, minlength=16)
+            torch.testing.assert_close(vq._codebook.cluster_size[0], expected)
+        assert changed > 0
+
+
+def update_minus_one():
+    """Sizes and sums of codes after an update by hand, in which the last tokens have the index -1."""
+    x, indices = tokens(1, 6, 8), torch.tensor([[3, 3, 5, 0, -1, -1]])
+    for package, own, seen in (
+        (reference, {}, 6),
+        (torchvq, {}, 4),
+        (torchvq, dict(vqp_compat=True), 4),
+    ):
+        for name in ("update_ema_indices", "update_indices"):
+            vq = package.VectorQuantize(**OPTIONS, **own, decay=0.5).eval()
+            sums = vq._codebook.embed_avg[0].clone()
+            getattr(vq, name)(x, indices)
+            one_hot = torch.nn.functional.one_hot(indices[0, :seen].clamp(min=0), 16).float()
+            counts = 0.5 + 0.5 * one_hot.sum(0)
+            torch.testing.assert_close(vq._codebook.cluster_size[0], counts)
+            moved = 0.5 * (sums + one_hot.T @ x[0, :seen])
+            torch.testing.assert_close(vq._codebook.embed_avg[0], moved)
+
+
 def sim_evaluation_loss():
     for name, options in (("SimVQ", {}), ("ResidualSimVQ", dict(num_quantizers=2))):
         found = []
@@ -204,6 +262,8 @@ LINE_CHECKS = (
     targets_mask,
     targets_gradient,
     in_place_ema,
+    in_place_counts,
+    update_minus_one,
     sim_evaluation_loss,
     lfq_stack_codes,
     cosine_length,

@@ -240,7 +240,7 @@ ROWS = {
             "given indices, channel first",
         ],
         "codebook-bridge": ["codebook behind a bridge"],
-        "orthogonal-ema": ["regularised codes under EMA"],
+        "orthogonal-ema": ["regularised codes under EMA", "learnable codes under EMA"],
         "search": ["far from the origin", "CPU autocast"],
         "half-precision-state": ["bfloat16 module"],
         "input-dtype": ["bfloat16 input, float32 projection", "float64 input, float32 projection"],

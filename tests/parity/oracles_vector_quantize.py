@@ -218,16 +218,16 @@ def effective_codebook(build, row):
 
 
 def optimizer_steps_survive(build, row):
-    """A step of an optimizer on regularised codes survives the next moving average."""
+    """A step of an optimizer on the codes survives the next moving average."""
     moved = []
     for learning_rate in (0.0, 0.5):
         module = build()
         optimizer = torch.optim.SGD(module.parameters(), lr=learning_rate)
         for step in range(3):
-            module(row.input(step).detach())[2].backward()
+            module(row.input(step).detach(), **row.forward_kwargs(step))[2].backward()
             optimizer.step()
             optimizer.zero_grad()
-        module(row.input(3).detach())
+        module(row.input(3).detach(), **row.forward_kwargs(3))
         moved.append(state(module, "embed"))
     assert (moved[0] - moved[1]).abs().max() > 1e-2
 

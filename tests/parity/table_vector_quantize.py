@@ -106,6 +106,16 @@ ESTIMATORS = [
     ),
     Row("codes take the gradient, projected", dict(codebook_dim=4, **LEARNABLE), input_grad=False),
     Row("projected input without gradient", dict(codebook_dim=4), input_grad=False),
+    Row(
+        "Gumbel gradient, projected input without gradient",
+        frozen(codebook_dim=4, straight_through=True, rotation_trick=False),
+        input_grad=False,
+    ),
+    Row(
+        "codes take the gradient, Gumbel",
+        dict(orthogonal_reg_weight=2.0, ema_update=False, **GUMBEL),
+        input_grad=False,
+    ),
     Row("Gumbel gradient", frozen(**GUMBEL)),
     Row("Gumbel gradient, temperature 2", frozen(sample_codebook_temp=2.0, **GUMBEL)),
     Row(

@@ -245,3 +245,91 @@ def test_averages_of_buffers_leave_integers_out() -> None:
     stored = {name for name in integers if name in vq.state_dict()}
     assert stored == {"_codebook.rng", "_codebook.cooldown"}
     assert integers - stored == {"step_counts", "_codebook.replaced"}
+
+
+def test_flags_of_affine_statistics_are_all_that_the_reference_does_not_know() -> None:
+    options = dict(dim=4, codebook_size=16, affine_param=True)
+    theirs = reference.VectorQuantize(**options)
+    theirs(tokens())
+    found = theirs.load_state_dict(torchvq.VectorQuantize(**options).state_dict(), strict=False)
+    assert not found.missing_keys
+    flags = {"_codebook.batch_mean_needs_init", "_codebook.batch_variance_needs_init"}
+    assert set(found.unexpected_keys) == flags | {"_codebook.rng", "_codebook.cooldown"}
+    assert all(PAGE.read_text().count(f"`{key}`") == 2 for key in flags)
+
+
+@pytest.mark.parametrize("compat", [False, True])
+def test_a_level_that_is_frozen_later_stays(compat: bool) -> None:
+    for package, own in ((reference, {}), (torchvq, dict(vqp_compat=compat))):
+        stack = package.ResidualVQ(**STACK, **own)
+        stack.layers[1].freeze_codebook = True
+        before = [level._codebook.embed.clone() for level in stack.layers]
+        stack(tokens())
+        same = [
+            torch.equal(level._codebook.embed, old)
+            for level, old in zip(stack.layers, before, strict=True)
+        ]
+        assert same == [index == 1 and package is torchvq for index in range(8)]
+
+
+@pytest.mark.parametrize("compat", [False, True])
+def test_equal_tokens_replace_one_dead_code(compat: bool) -> None:
+    for package, own, replaced in ((reference, {}, 4), (torchvq, dict(vqp_compat=compat), 1)):
+        vq = package.VectorQuantize(4, 8, threshold_ema_dead_code=0.5, **own)
+        vq._codebook.cluster_size[0, :4] = 0.1
+        vq._codebook.cluster_size[0, 4:] = 100
+        vq._codebook.embed[0, 7] = 1.0  # the nearest code, which lives
+        vq._codebook.embed_avg.copy_(vq._codebook.embed * vq._codebook.cluster_size[..., None])
+        vq(torch.full((1, 8, 4), 3.0))
+        assert int((vq._codebook.embed - 3).abs().amax(-1).lt(1e-3).sum()) == replaced
+
+
+REFUSED: list[tuple[str, dict[str, Any], type[Exception]]] = [
+    (
+        "VectorQuantize",
+        dict(orthogonal_reg_weight=1.0, orthogonal_reg_max_codes=-1),
+        ValueError,
+    ),
+    ("VectorQuantize", dict(codebook_diversity_temperature=-1.0), ValueError),
+    ("VectorQuantize", dict(use_cosine_sim=None), TypeError),
+    ("VectorQuantize", dict(use_cosine_sim="x"), TypeError),
+    ("VectorQuantize", dict(use_cosine_sim=1.5), TypeError),
+    ("VectorQuantize", dict(threshold_ema_dead_code=False), TypeError),
+    ("ResidualVQ", dict(num_quantizers=2, quant_grad_frac=2.0), ValueError),
+    ("LFQ", dict(codebook_scale=0.0), ValueError),
+    ("LFQ", dict(codebook_size=1), ValueError),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "error"), REFUSED)
+def test_what_the_page_says_is_refused(
+    name: str, options: dict[str, Any], error: type[Exception]
+) -> None:
+    options = dict(dim=4, codebook_size=16) | options
+    getattr(reference, name)(**options)(tokens())
+    with pytest.raises(error, match=f"{name}: expected "):
+        getattr(torchvq, name)(**options)
+
+
+def test_attributes_of_another_type() -> None:
+    def types(package) -> list[type]:
+        return [
+            type(package.ResidualFSQ(levels=[5, 5], num_quantizers=2).levels),
+            type(package.LatentQuantize([5, 5], 2).commitment_loss_weight),
+            type(package.RandomProjectionQuantizer(dim=4, codebook_size=8, codebook_dim=4).norm),
+            type(package.FSP([5, 4]).vector_norm),
+        ]
+
+    theirs, ours = types(reference), types(torchvq)
+    assert ours == [tuple, float, bool, str]
+    assert theirs[:3] == [list, torch.Tensor, nn.LayerNorm] and issubclass(theirs[3], nn.Module)
+
+
+def test_options_of_construction_are_no_attributes_of_parts() -> None:
+    def gradient_of_codes(package) -> bool:
+        vq = package.VectorQuantize(4, 16, learnable_codebook=True, ema_update=False)
+        vq._codebook.learnable_codebook = False
+        loss = vq(tokens().requires_grad_())[2]
+        return torch.autograd.grad(loss, vq._codebook.embed, allow_unused=True)[0] is not None
+
+    assert [gradient_of_codes(package) for package in (reference, torchvq)] == [False, True]

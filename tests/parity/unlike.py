@@ -265,6 +265,8 @@ UNLIKE: dict[tuple[str, str], Unlike] = {
         ("grad", "state._codebook.embed", "state.project_in"),
         "codes take the gradient, projected",
         "projected input without gradient",
+        "Gumbel gradient, projected input without gradient",
+        "codes take the gradient, Gumbel",
     ),
     # In the reference, coarse scales move the codes that finer ones search in the same step.
     **_rows(

@@ -385,3 +385,14 @@ def test_the_layout_of_maps_is_the_one_that_is_said(options, first, places):
     assert torch.equal(quantized, right.movedim(-1, 1) if first else right)
     assert torch.equal(indices.long(), expected.indices.view(2, *places))
     assert torch.equal(fsq.indices_to_codes(indices), quantized)
+
+
+def test_two_levels_have_no_bound_of_the_paper_but_one_of_symmetry() -> None:
+    module = FSQ([2, 3], preserve_symmetry=True)
+    z = torch.tensor([[0.3, 0.9], [-5.0, 0.0], [-0.3, -0.6]])
+    with pytest.raises(
+        ValueError, match=r"expected levels to be in \[3, 65536\], but got \[2, 3\]"
+    ):
+        module.bound(z)
+    expected = torch.stack([z[:, 0].sign(), z[:, 1].tanh().round()], dim=-1)
+    assert torch.equal(module.symmetry_preserving_bound(z), expected)

@@ -77,7 +77,7 @@ class TORCHVQ_API FSQImpl : public KeptBuffers<FSQImpl> {
 
   /// The codes (*, D) of z (*, D) with the options, but without noise and rotation.
   torch::Tensor quantize(const torch::Tensor& z) const;
-  /// The codes (*, D) of z (*, D) by the formula of the FSQ paper, for any options.
+  /// The codes (*, D) of z (*, D) by the formula of the FSQ paper, for any options but levels of 2.
   torch::Tensor bound(const torch::Tensor& z, bool hard_clamp = false) const;
   /// The codes (*, D) of z (*, D), evenly spaced in [-1, 1], for any options.
   torch::Tensor symmetry_preserving_bound(const torch::Tensor& z, bool hard_clamp = false) const;

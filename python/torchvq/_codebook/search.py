@@ -145,7 +145,8 @@ def estimator_of(vq: "VectorQuantize", x: Tensor, codes: Tensor) -> str:
         return "none"
     # Estimators that reach nothing are kept if codes take no gradient either: an exported step may meet other inputs.
     if not takes_gradient(x) and (vq.vqp_compat or takes_gradient(codes)):
-        return "none"
+        # With nothing to route to the input, the reference keeps the gradient of the Gumbel softmax.
+        return "gumbel" if vq.vqp_compat and vq.straight_through else "none"
     if not vq.route_gradients_to_input:
         return "gumbel" if vq.straight_through else "none"
     if vq.directional_reparam:

@@ -75,6 +75,7 @@ TOUCHES: dict[str, Callable[[Options], Any]] = {
     "orthogonal-ema": lambda o: _moves(o) and o["orthogonal_reg_weight"] > 0,
     "mixed-gradient": _moves_before_backward,
     "in-place-ema": lambda o: o["in_place_codebook_optimizer"] is not None,
+    "in-place-counts": lambda o: o["in_place_codebook_optimizer"] is not None and _replaces(o),
     "training-output": always,
     "search": always,
     "input-dtype": _projected,

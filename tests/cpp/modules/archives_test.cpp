@@ -2,6 +2,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -282,7 +283,7 @@ TEST(ArchivesTest, AFunctionThatMakesNoOptimizerIsRefused) {
   own.in_place_codebook_optimizer(none);
   expect_throw_with<c10::ValueError>([&] { VectorQuantize vq(own); }, "VectorQuantize" + refusal);
   auto stack = ResidualVQOptions(kDim).num_quantizers(2).codebook_size(8).shared_codebook(true);
-  stack.vq() = own;
+  stack.vq() = std::move(own);
   expect_throw_with<c10::ValueError>([&] { ResidualVQ rvq(stack); }, "ResidualVQ" + refusal);
   const auto latent = LatentQuantizeOptions({3, 4}, 2).in_place_codebook_optimizer(none);
   expect_throw_with<c10::ValueError>([&] { LatentQuantize values(latent); },

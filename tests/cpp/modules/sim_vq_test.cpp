@@ -10,6 +10,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
+#include <torchvq/modules/residual_sim_vq.h>
 #include <torchvq/modules/sim_vq.h>
 #include <torchvq/modules/state_dict.h>
 

@@ -274,6 +274,24 @@ TEST(VectorQuantizeTest, LearnableCodesAreParametersThatTheLossPulls) {
   EXPECT_LT(module(x).loss.item<float>(), before);
 }
 
+TEST(VectorQuantizeTest, CompatibleProjectionsGetTheGumbelGradientOfInputsWithoutOne) {
+  auto module = make(options()
+                         .codebook_dim(4)
+                         .straight_through(true)
+                         .rotation_trick(false)
+                         .freeze_codebook(true)
+                         .vqp_compat(true));
+  const auto x = normal({2, 5, kDim}), weight = normal({2, 5, kDim}, 2);
+  auto& learnt = module->project_in->weight;
+  (module(x).quantized * weight).sum().backward();
+  const auto found = learnt.grad().clone();
+  learnt.mutable_grad().reset();
+  const auto codes = module->codebook();
+  const auto logits = -(module->project_in(x).unsqueeze(-2) - codes).norm(2, -1);
+  (module->project_out(logits.softmax(-1).matmul(codes)) * weight).sum().backward();
+  EXPECT_TRUE(at::allclose(found, learnt.grad(), 1e-4, 1e-5));
+}
+
 TEST(VectorQuantizeTest, RegularisedCodesGetTheGradientOfTheirLikeness) {
   auto module = make(options().orthogonal_reg_weight(3));
   const auto output = module(normal({1, 50, kDim}));
