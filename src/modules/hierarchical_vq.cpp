@@ -271,7 +271,11 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
                                 .depth = depth,
                                 .ranks = ranks});
   };
-  const auto done = is_training() ? detail::undone_if_it_fails(std::move(levels), run) : run();
+  // In turn, the maps of one scale are made, by modules of the caller, after another scale has learnt.
+  const auto runs =
+      options.vqp_compat() ? detail::CallerCode::kBetweenUpdates : detail::CallerCode::kNone;
+  const auto done =
+      is_training() ? detail::undone_if_it_fails(std::move(levels), run, runs) : run();
   HierarchicalVQOutput output{
       restore_map(options, done.output, x, mask), {}, done.loss, std::nullopt};
   if (depth < num_levels()) output.cutoff = depth - 1;

@@ -92,8 +92,9 @@ at::Tensor in_place_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
   at::Tensor loss;
   const auto backward = [&] {
     const auto target = target_of(projected);
-    const auto found = F::quantize(target, codebook, vq.codebook_state->rng, std::nullopt,
-                                   F::QuantizeOptions().estimator("none"));
+    const auto& state = *vq.codebook_state;
+    const auto found = F::quantize(target, codebook, state.rng, std::nullopt,
+                                   F::QuantizeOptions().metric(state.metric()).estimator("none"));
     loss = ops::commitment_loss(found.inputs, found.codes, mask);
     loss.backward();
     return target;

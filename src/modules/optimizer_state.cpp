@@ -102,7 +102,7 @@ void read(int64_t& field, const at::Tensor& value, const at::Tensor& /*parameter
 }
 
 void read(at::Tensor& field, const at::Tensor& value, const at::Tensor& parameter) {
-  field = value.detach().to(value.options().device(parameter.device()), /*non_blocking=*/false,
+  field = value.detach().to(parameter.device(), parameter.scalar_type(), /*non_blocking=*/false,
                             /*copy=*/true);
 }
 

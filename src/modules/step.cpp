@@ -90,8 +90,8 @@ Step searched_step(VectorQuantizeImpl& vq, const at::Tensor& x,
 Step step(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::Tensor>& before,
           const Request& request, const F::TokenLayout& layout) {
   const auto run = [&] { return searched_step(vq, x, before, request, layout); };
-  const auto transforms = static_cast<bool>(request.transform);
-  return vq.is_training() ? undone_if_it_fails({&vq}, run, transforms) : run();
+  const auto runs = request.transform ? CallerCode::kBeforeUpdate : CallerCode::kNone;
+  return vq.is_training() ? undone_if_it_fails({&vq}, run, runs) : run();
 }
 
 }  // namespace torchvq::detail

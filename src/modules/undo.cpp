@@ -7,16 +7,17 @@ namespace {
 
 /// Whether a step may fail after it has written to the codebook. After the statistics of the affine
 /// map, whose arguments are checked, this takes a function of the caller.
-bool may_fail_late(const VectorQuantizeImpl& vq, bool transforms) {
+bool may_fail_late(const VectorQuantizeImpl& vq, CallerCode runs) {
+  if (!vq.is_training()) return false;
   const auto& codebook = *vq.codebook_state;
-  const bool calls_back = transforms || !codebook.options.vq_bridge().is_empty();
-  return vq.is_training() &&
-         (!codebook.initialised() || (codebook.options.affine_param() && calls_back));
+  if (!codebook.initialised() || runs == CallerCode::kBetweenUpdates) return true;
+  const bool calls_back = runs != CallerCode::kNone || !codebook.options.vq_bridge().is_empty();
+  return codebook.options.affine_param() && calls_back;
 }
 
 }  // namespace
 
-StepSnapshot::StepSnapshot(std::vector<VectorQuantizeImpl*> levels, bool transforms)
+StepSnapshot::StepSnapshot(std::vector<VectorQuantizeImpl*> levels, CallerCode runs)
     : levels_(std::move(levels)) {
   const CodebookImpl* saved = nullptr;
   for (const auto* level : levels_) {
@@ -24,7 +25,7 @@ StepSnapshot::StepSnapshot(std::vector<VectorQuantizeImpl*> levels, bool transfo
     uses_.push_back(level->step_counts);
     replaced_.push_back(codebook.replaced);
     const bool shared = saved == &codebook;
-    if (shared || !may_fail_late(*level, transforms)) continue;
+    if (shared || !may_fail_late(*level, runs)) continue;
     save(codebook);
     saved = &codebook;
   }

@@ -11,12 +11,14 @@
 
 namespace torchvq::detail {
 
+/// When code of the caller runs in a step, besides the bridges of its levels.
+enum class CallerCode { kNone, kBeforeUpdate, kBetweenUpdates };
+
 /// What a step of these levels may have written when it fails, to return to: the counts of the last
 /// step for stats(), and codebooks that are written before the last code of the caller runs.
 class StepSnapshot {
  public:
-  /// @param transforms  whether this call has a function of the caller besides those of the levels.
-  StepSnapshot(std::vector<VectorQuantizeImpl*> levels, bool transforms);
+  StepSnapshot(std::vector<VectorQuantizeImpl*> levels, CallerCode runs);
   void restore() const;
 
  private:
@@ -34,8 +36,8 @@ class StepSnapshot {
 /// begins after their handshake, whose state all of them keep.
 template <typename Step>
 auto undone_if_it_fails(std::vector<VectorQuantizeImpl*> levels, const Step& step,
-                        bool transforms = false) {
-  const StepSnapshot before(std::move(levels), transforms);
+                        CallerCode runs = CallerCode::kNone) {
+  const StepSnapshot before(std::move(levels), runs);
   try {
     return step();
   } catch (...) {

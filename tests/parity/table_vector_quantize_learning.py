@@ -204,6 +204,16 @@ LEARNED = [
         dict(in_place_codebook_optimizer=sgd, orthogonal_reg_weight=1.0, ema_update=False),
     ),
     Row(
+        "in-place, orthogonal cosine codes",
+        dict(
+            in_place_codebook_optimizer=sgd,
+            orthogonal_reg_weight=1.0,
+            ema_update=False,
+            use_cosine_sim=True,
+        ),
+        forward=BREAKDOWN,
+    ),
+    Row(
         "update_in_place_optimizer without one",
         steps=1,
         after_step=lambda module, x: module.update_in_place_optimizer(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -232,7 +233,7 @@ def test_kmeans_sees_all_scales():
 def test_frozen_codes_stay():
     for options, call in (({"freeze_codebook": True}, {}), ({}, {"freeze_codebook": True})):
         module = build(**options)
-        before = copy.deepcopy(module.state_dict())
+        before = copy.copy.deepcopy(module.state_dict())
         module(data(3, DIM, 6), **call)
         for name, value in module.state_dict().items():
             assert "rng" in name or torch.equal(value, before[name])
@@ -337,7 +338,7 @@ def test_evaluation_drops_nothing():
 @pytest.mark.parametrize("name", [name for name in learning_options() if name != "compatible"])
 def test_nothing_teaches_nothing(shape, name):
     module = build(**learning_options()[name])
-    before = copy.deepcopy(module.state_dict())
+    before = copy.copy.deepcopy(module.state_dict())
     x = data(*shape).requires_grad_()
     found = module(x)
     assert found.quantized.shape == x.shape and found.loss == 0
@@ -383,7 +384,7 @@ def test_statistics_of_each_scale():
     every = torch.cat([indices.flatten() for indices in found.indices])
     assert module.vq.stats().tokens == every.numel()
     assert module.vq.stats().usage == pytest.approx(every.unique().numel() / CODES)
-    module.load_state_dict(copy.deepcopy(module.state_dict()))
+    module.load_state_dict(copy.copy.deepcopy(module.state_dict()))
     assert [stats.tokens for stats in module.stats()] == [0, 0, 0]
     assert not any("counts" in name for name in module.state_dict())
 
@@ -449,3 +450,34 @@ def test_errors_of_calls():
 
 def test_is_exported_by_the_package():
     assert torchvq.HierarchicalVQ is HierarchicalVQ
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("kmeans", [False, True])
+def test_a_scale_that_fails_in_turn_leaves_what_earlier_scales_learnt_undone(
+    shared: bool, kmeans: bool
+) -> None:
+    module = HierarchicalVQ(
+        dim=6,
+        codebook_size=16,
+        scales=[1, 2, 4],
+        vqp_compat=True,
+        shared_codebook=shared,
+        kmeans_init=kmeans,
+    )
+    x = torch.randn(2, 6, 4)
+    calls = iter([None, ZeroDivisionError])
+
+    def second_fails(*_: Any) -> None:
+        error = next(calls, None)
+        if error is not None:
+            raise error
+
+    for part in module.modules():
+        if isinstance(part, nn.Conv1d):
+            part.register_forward_pre_hook(second_fails)
+    before = copy.deepcopy(module.state_dict())
+    with pytest.raises(ZeroDivisionError):
+        module(x)
+    assert all(torch.equal(own, before[name]) for name, own in module.state_dict().items())
+    module(x)

@@ -38,6 +38,12 @@ MORE: dict[str, dict[str, Any]] = {
     "compat_manual": dict(**COMPAT, manual_ema_update=True),
     "compat_fraction": dict(**COMPAT, dead_code_threshold_fraction=0.5),
     "in_place": dict(**LEARNABLE, in_place_codebook_optimizer="sgd"),
+    "in_place_cosine": dict(
+        use_cosine_sim=True,
+        orthogonal_reg_weight=1.0,
+        ema_update=False,
+        in_place_codebook_optimizer="sgd",
+    ),
     "in_place_affine_compatible": dict(
         affine_param=True, vqp_compat=True, in_place_codebook_optimizer="sgd", **LEARNABLE
     ),

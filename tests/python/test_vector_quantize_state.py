@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import pickle
 from copy import deepcopy
 from pathlib import Path
@@ -19,13 +18,15 @@ from vector_quantize_cases import (
     CASES,
     CODES,
     DIM,
+    adam,
+    assert_continues_alike,
     assert_same_state,
     build,
     data,
     options_of,
     same,
     state,
-    train_step,
+    train,
 )
 
 import torchvq
@@ -49,35 +50,6 @@ def added_state(case: str) -> set[str]:
 def reference(case: str) -> nn.Module:
     torch.manual_seed(0)
     return vector_quantize_pytorch.VectorQuantize(DIM, **options_of(case))
-
-
-def adam(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=0.05)
-
-
-def train(module: VectorQuantize, steps: range) -> list[Tensor]:
-    seen = []
-    for step in steps:
-        result = train_step(module, module, data(module, step))
-        seen += [
-            result.quantized,
-            result.indices,
-            result.loss,
-            result.gradient,
-            *result.parameters.values(),
-        ]
-    return seen
-
-
-def assert_continues_alike(module: VectorQuantize, expected: VectorQuantize) -> None:
-    """The next steps are equal bit for bit, including noise, dead codes, cool-downs and evaluation."""
-    for a, b in zip(train(module, range(10, 13)), train(expected, range(10, 13)), strict=True):
-        assert same(a, b)
-    assert_same_state(module, state(expected))
-    x = data(expected, 20)
-    module.eval(), expected.eval()
-    for a, b in zip(module(x), expected(x), strict=True):
-        assert same(a, b)
 
 
 @pytest.mark.parametrize("case", SHARED_CASES)
@@ -248,61 +220,6 @@ def test_loading_an_uninitialised_checkpoint_starts_kmeans_anew() -> None:
     assert_continues_alike(module, build("kmeans"))
 
 
-@pytest.mark.parametrize("how", ["torch", "safetensors", "deepcopy", "pickle"])
-def test_the_in_place_optimizer_goes_on(how: str, tmp_path: Path) -> None:
-    """Its moments are part of the checkpoint; without them, the first steps after a restart would be too long."""
-
-    def make(seed: int) -> VectorQuantize:
-        return build("learnable", seed, in_place_codebook_optimizer=adam)
-
-    original = make(0)
-    train(original, range(3))
-    if how == "deepcopy":
-        resumed = deepcopy(original)
-    elif how == "pickle":
-        resumed = pickle.loads(pickle.dumps(original))
-    else:
-        resumed = make(7)
-        saved: dict[str, Tensor] = dict(original.state_dict())
-        assert "in_place_codebook_optimizer.0.exp_avg" in saved
-        if how == "safetensors":
-            safetensors.torch.save_file(saved, tmp_path / "x.safetensors")
-            saved = safetensors.torch.load_file(tmp_path / "x.safetensors")
-        resumed.load_state_dict(deepcopy(saved), strict=True)
-    assert_continues_alike(resumed, original)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("0.exp_avg", torch.zeros(3), r"expected shape \[1, .*\], but got \[3\]"),
-        ("0.step", torch.zeros(3), r"expected shape \[\], but got \[3\]"),
-        ("0.step", torch.tensor(math.nan), "expected a number of steps, but got nan"),
-        ("0.step", torch.tensor(-1.0), "expected a number of steps, but got -1.0"),
-        ("0.exp_avg", None, r"0.exp_avg: expected beside \['exp_avg_sq', 'step'\], but got none"),
-        ("7.exp_avg", torch.zeros(3), "expected <parameter>.<name> of 1 parameters"),
-        ("exp_avg", torch.zeros(3), "expected <parameter>.<name> of 1 parameters"),
-        ("-1.exp_avg", torch.zeros(3), "expected <parameter>.<name> of 1 parameters"),
-    ],
-    ids=str,
-)
-def test_a_wrong_state_of_the_in_place_optimizer_is_refused(
-    name: str, value: Tensor | None, message: str
-) -> None:
-    module = build("learnable", 0, in_place_codebook_optimizer=adam)
-    train(module, range(2))
-    before = deepcopy(module.state_dict())
-    key = "in_place_codebook_optimizer."
-    wrong = {n: v + 1 if n.startswith(key) else v for n, v in before.items()}
-    wrong.pop(key + name, None)
-    if value is not None:
-        wrong[key + name] = value
-    with pytest.raises(RuntimeError, match=message):
-        module.load_state_dict(wrong)
-    after = module.state_dict()
-    assert all(torch.equal(after[name], own) for name, own in before.items())
-
-
 @pytest.mark.parametrize("options", [dict(sync_every=2), dict(in_place_codebook_optimizer=adam)])
 def test_torch_distributed_checkpoint_finds_all_state(options: dict[str, Any]) -> None:
     module = build("learnable" if "sync_every" not in options else "default", **options)
@@ -312,15 +229,6 @@ def test_torch_distributed_checkpoint_finds_all_state(options: dict[str, Any]) -
     other = build("learnable" if "sync_every" not in options else "default", seed=7, **options)
     set_model_state_dict(other, deepcopy(state))
     assert_continues_alike(other, module)
-
-
-def test_in_place_optimizer_and_a_reference_checkpoint() -> None:
-    options = dict(learnable_codebook=True, ema_update=False, in_place_codebook_optimizer=adam)
-    theirs = vector_quantize_pytorch.VectorQuantize(DIM, CODES, **options)
-    module = VectorQuantize(DIM, CODES, **options)
-    module.load_state_dict(theirs.state_dict(), strict=True)
-    assert torch.equal(module.codebook, theirs.codebook)
-    train(module, range(2))
 
 
 def test_expire_codes_changes_nothing_in_evaluation_or_without_a_threshold() -> None:

@@ -178,3 +178,32 @@ def train_step(
             parameter.grad = None
     gradient = torch.zeros_like(x) if x.grad is None else x.grad
     return Step(quantized.detach(), indices, loss.detach(), gradient, gradients)
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.05)
+
+
+def train(module: VectorQuantize, steps: range) -> list[Tensor]:
+    seen = []
+    for step in steps:
+        result = train_step(module, module, data(module, step))
+        seen += [
+            result.quantized,
+            result.indices,
+            result.loss,
+            result.gradient,
+            *result.parameters.values(),
+        ]
+    return seen
+
+
+def assert_continues_alike(module: VectorQuantize, expected: VectorQuantize) -> None:
+    """The next steps are equal bit for bit, including noise, dead codes, cool-downs and evaluation."""
+    for a, b in zip(train(module, range(10, 13)), train(expected, range(10, 13)), strict=True):
+        assert same(a, b)
+    assert_same_state(module, state(expected))
+    x = data(expected, 20)
+    module.eval(), expected.eval()
+    for a, b in zip(module(x), expected(x), strict=True):
+        assert same(a, b)

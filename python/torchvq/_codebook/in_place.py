@@ -123,7 +123,9 @@ def in_place_step(
     with gradients_before(state) as before:
         with own_backward():
             target, mask = target_of(projected), None if mask is None else target_of(mask)
-            _, _, codes, inputs = _ops.quantize(target, codebook, state.rng, estimator="none")
+            _, _, codes, inputs = _ops.quantize(
+                target, codebook, state.rng, metric=state.metric, estimator="none"
+            )
             loss: Tensor = _ops.commitment_loss(inputs, codes, mask=mask)
             accumulate_gradients(loss, state)
         learns = average_gradients(before, target, mask, ranks)
@@ -169,7 +171,10 @@ def optimizer_text(owner: "LatentQuantize | ResidualVQ | VectorQuantize") -> str
 
 _PREFIX = "in_place_codebook_optimizer."
 # Names of torch's optimizers for tensors of the shape of their parameter.
-_OF_ITS_SHAPE = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
+_OF_ITS_SHAPE = (
+    *("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "grad_avg"),
+    "sum",
+)
 _MOMENTS = {"step": None, "exp_avg": None, "exp_avg_sq": None, "max_exp_avg_sq": "amsgrad"}
 # The names that torch's optimizers read, by the class, with the option that each depends on, if any.
 _READ: dict[str, dict[str, str | None]] = {
@@ -276,7 +281,7 @@ def _load(
     vq: "LatentQuantize | ResidualVQ | VectorQuantize",
     state_dict: dict[str, Tensor],
     prefix: str,
-    _metadata: object,
+    metadata: dict[str, object],
     _strict: object,
     _missing: object,
     _unexpected: object,
@@ -309,9 +314,21 @@ def _load(
             for name in sorted(missing)
         )
     if len(errors) == wrong:
+        assigned = bool(metadata.get("assign_to_params_buffers", False))
         for parameter, name, value in found:
-            optimizer.state[parameter][name] = value.clone()
+            optimizer.state[parameter][name] = _own(value, name, parameter, assigned)
         vq.in_place_state_loaded = bool(found)
+
+
+def _own(value: Tensor, name: str, parameter: Tensor, assigned: bool) -> Tensor:
+    """A copy of loaded state on the device and of the dtype of its parameter, as torch's optimizers load it.
+
+    A checkpoint that is assigned brings its device and dtype to the parameter as well, and so does the first one of
+    a module on meta.
+    """
+    if name == "step" or assigned or parameter.is_meta:
+        return value.clone()
+    return value.to(parameter.device, parameter.dtype, copy=True)
 
 
 def _is_number_of_steps(value: Tensor) -> bool:

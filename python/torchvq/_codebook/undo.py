@@ -55,17 +55,17 @@ def may_fail_late(codebook: "Codebook", apart: bool = False) -> bool:
     caller's code has run to its end.
 
     Args:
-        apart: whether Python code runs between the statistics and the update.
+        apart: whether the caller's code runs between the statistics and the update, or between updates.
     """
     if torch.compiler.is_compiling() or codebook.replaying:
         return False  # a recomputation writes nothing, and ends early by an exception
     return apart or codebook.affine_param or not codebook.initialised
 
 
-def undo_of(codebooks: Sequence["Codebook"]) -> Undo | None:
-    """For a stack, of those of its codebooks that may fail late, if there are any."""
-    early = [codebook for codebook in codebooks if may_fail_late(codebook)]
-    return Undo(early) if early else None
+def undo_of(codebooks: Sequence["Codebook"], apart: bool = False) -> Undo | None:
+    """For a stack, of those of its codebooks that ``may_fail_late``, if there are any."""
+    early = [codebook for codebook in codebooks if may_fail_late(codebook, apart)]
+    return Undo(early, apart) if early else None
 
 
 def _written_early(codebook: "Codebook", apart: bool) -> list[Tensor]:

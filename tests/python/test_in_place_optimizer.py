@@ -1,0 +1,115 @@
+"""A module's own optimizer of the codebook (in_place_codebook_optimizer): its state in checkpoints and copies."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+import vector_quantize_pytorch
+from torch import Tensor
+from vector_quantize_cases import CODES, DIM, adam, assert_continues_alike, build, train
+
+from torchvq import VectorQuantize
+
+
+@pytest.mark.parametrize("how", ["torch", "safetensors", "deepcopy", "pickle"])
+def test_the_in_place_optimizer_goes_on(how: str, tmp_path: Path) -> None:
+    """Its moments are part of the checkpoint; without them, the first steps after a restart would be too long."""
+
+    def make(seed: int) -> VectorQuantize:
+        return build("learnable", seed, in_place_codebook_optimizer=adam)
+
+    original = make(0)
+    train(original, range(3))
+    if how == "deepcopy":
+        resumed = deepcopy(original)
+    elif how == "pickle":
+        resumed = pickle.loads(pickle.dumps(original))
+    else:
+        resumed = make(7)
+        saved: dict[str, Tensor] = dict(original.state_dict())
+        assert "in_place_codebook_optimizer.0.exp_avg" in saved
+        if how == "safetensors":
+            safetensors.torch.save_file(saved, tmp_path / "x.safetensors")
+            saved = safetensors.torch.load_file(tmp_path / "x.safetensors")
+        resumed.load_state_dict(deepcopy(saved), strict=True)
+    assert_continues_alike(resumed, original)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("0.exp_avg", torch.zeros(3), r"expected shape \[1, .*\], but got \[3\]"),
+        ("0.step", torch.zeros(3), r"expected shape \[\], but got \[3\]"),
+        ("0.step", torch.tensor(math.nan), "expected a number of steps, but got nan"),
+        ("0.step", torch.tensor(-1.0), "expected a number of steps, but got -1.0"),
+        ("0.exp_avg", None, r"0.exp_avg: expected beside \['exp_avg_sq', 'step'\], but got none"),
+        ("7.exp_avg", torch.zeros(3), "expected <parameter>.<name> of 1 parameters"),
+        ("exp_avg", torch.zeros(3), "expected <parameter>.<name> of 1 parameters"),
+        ("-1.exp_avg", torch.zeros(3), "expected <parameter>.<name> of 1 parameters"),
+    ],
+    ids=str,
+)
+def test_a_wrong_state_of_the_in_place_optimizer_is_refused(
+    name: str, value: Tensor | None, message: str
+) -> None:
+    module = build("learnable", 0, in_place_codebook_optimizer=adam)
+    train(module, range(2))
+    before = deepcopy(module.state_dict())
+    key = "in_place_codebook_optimizer."
+    wrong = {n: v + 1 if n.startswith(key) else v for n, v in before.items()}
+    wrong.pop(key + name, None)
+    if value is not None:
+        wrong[key + name] = value
+    with pytest.raises(RuntimeError, match=message):
+        module.load_state_dict(wrong)
+    after = module.state_dict()
+    assert all(torch.equal(after[name], own) for name, own in before.items())
+
+
+def test_in_place_optimizer_and_a_reference_checkpoint() -> None:
+    options = dict(learnable_codebook=True, ema_update=False, in_place_codebook_optimizer=adam)
+    theirs = vector_quantize_pytorch.VectorQuantize(DIM, CODES, **options)
+    module = VectorQuantize(DIM, CODES, **options)
+    module.load_state_dict(theirs.state_dict(), strict=True)
+    assert torch.equal(module.codebook, theirs.codebook)
+    train(module, range(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_loaded_state_gets_the_dtype_of_its_parameter(dtype: torch.dtype) -> None:
+    """As torch's optimizers load it: Adam's step takes moments of its gradient's dtype alone."""
+    original = build("learnable", 0, in_place_codebook_optimizer=adam)
+    train(original, range(2))
+    resumed = build("learnable", 7, in_place_codebook_optimizer=adam).to(dtype)
+    resumed.load_state_dict(deepcopy(original.state_dict()))
+    saved = resumed.state_dict()
+    assert saved["in_place_codebook_optimizer.0.exp_avg"].dtype == dtype
+    assert saved["in_place_codebook_optimizer.0.step"].dtype == torch.float32
+    train(resumed, range(2, 4))
+
+
+def test_assigned_state_keeps_the_dtype_it_shares_with_the_assigned_codes() -> None:
+    original = build("learnable", 0, in_place_codebook_optimizer=adam).double()
+    train(original, range(2))
+    resumed = build("learnable", 7, in_place_codebook_optimizer=adam)
+    resumed.load_state_dict(deepcopy(original.state_dict()), assign=True)
+    assert resumed.codebook.dtype == torch.float64
+    assert_continues_alike(resumed, original)
+
+
+def test_the_centred_average_of_rmsprop_has_the_shape_of_the_codes() -> None:
+    rmsprop = partial(torch.optim.RMSprop, lr=0.01, centered=True)
+    original = build("learnable", 0, in_place_codebook_optimizer=rmsprop)
+    train(original, range(2))
+    wrong = deepcopy(original.state_dict())
+    wrong["in_place_codebook_optimizer.0.grad_avg"] = torch.zeros(3)
+    fresh = build("learnable", 7, in_place_codebook_optimizer=rmsprop)
+    with pytest.raises(RuntimeError, match=r"grad_avg: expected shape \[1, .*\], but got \[3\]"):
+        fresh.load_state_dict(wrong)
