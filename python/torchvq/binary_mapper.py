@@ -87,7 +87,8 @@ class BinaryMapper(NoisyModule):
                 sigmoid(logit / temperature). 0 takes the likelier bits, and gives no gradient.
             straight_through: whether the output has the gradient of the codes' probabilities. Default: in training.
             calc_aux_loss: whether to compute the loss; otherwise it is 0. Default: in training.
-            deterministic: take the likelier bits (a logit above 0) instead of drawing. Default: in evaluation.
+            deterministic: take the likelier bits (a logit above 0) instead of drawing. Default: in evaluation, if
+                ``deterministic_on_eval``.
             return_indices: whether to return the indices as well.
             reduce_aux_kl_loss: the mean of the loss over tokens; otherwise one value per token (*).
             mask: (*), bool, True for real tokens. Padding takes no part in anything: its code is all zeros, its index

@@ -15,7 +15,6 @@ from torchvq._base.joined import without_autocast
 from torchvq._base.layout import Layout, check_mask
 from torchvq._base.options import check_options
 from torchvq._base.ranks import group_of, ranks_of
-from torchvq._base.readable import is_readable
 from torchvq._base.wide_buffers import WideBuffers, widened
 from torchvq._codebook.learning import synced_level
 from torchvq._codebook.messages import agree_in_stack
@@ -24,6 +23,7 @@ from torchvq._codebook.undo import undo_of
 from torchvq._hierarchical import calls as _calls
 from torchvq._hierarchical import scales as _scales
 from torchvq._hierarchical.phi import Phi
+from torchvq._residual.dropout import number_if_free
 from torchvq.codebook import Codebook
 from torchvq.outputs import HierarchicalOutput, HierarchicalOutputWithCutoff, HierarchicalResult
 from torchvq.vector_quantize import VectorQuantize
@@ -240,8 +240,7 @@ class HierarchicalVQ(WideBuffers):
         self._check(x)
         layout = self._layout
         token_mask = layout.token_mask(x, mask, lens)
-        targets = _scales.targets_of(self, indices, x.shape[0], sample_codebook_temp)
-        _calls.check_device(targets, x)
+        targets = _scales.targets_of(self, x, indices, sample_codebook_temp)
         with ExitStack() as steps:
             if self.training and is_checkpointed():
                 for codebook in self._codebooks():
@@ -280,10 +279,6 @@ class HierarchicalVQ(WideBuffers):
                 f"but got shape {list(x.shape)}"
             )
 
-    def check_indices(self, indices: Sequence[Tensor], batch: int) -> None:
-        """Raises TypeError or ValueError unless there are indices of a batch for each scale."""
-        _calls.whole_indices(indices, self.level_shapes, batch)
-
     def _maps(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """(B, D, *S), float32 or float64, zeros for padding."""
         layout = self._layout
@@ -319,7 +314,8 @@ class HierarchicalVQ(WideBuffers):
             )
         depth = self._depth()
         request = request._replace(depth=depth)
-        undo = undo_of(codebooks) if self.training else None
+        # In turn, a scale is searched and spread, by the caller's modules, after another has learnt.
+        undo = undo_of(codebooks, apart=self.vqp_compat) if self.training else None
         with undo or nullcontext():
             done = _scales.walk(self, maps, request)
         if self.training:
@@ -330,13 +326,16 @@ class HierarchicalVQ(WideBuffers):
         """The number of scales that this forward uses: a Python number if reading it costs nothing."""
         if not (self.training and self.nested_dropout > 0):
             return self.num_levels
+        return number_if_free(self._drawn_depth())
+
+    def _drawn_depth(self) -> Tensor:
         depth: Tensor = _ops.drawn_scales(
             self.levels[0]._codebook.rng,
             self.num_levels,
             self.nested_dropout,
             self.nested_dropout_min_levels,
         )
-        return depth if torch.compiler.is_compiling() or not is_readable(depth) else int(depth)
+        return depth
 
     def _cutoff(self, depth: int | Tensor) -> int | Tensor | None:
         if isinstance(depth, Tensor):
@@ -404,13 +403,7 @@ class HierarchicalVQ(WideBuffers):
 
     def sample_nested_cutoff(self, device: object = None) -> int | None:
         """The last scale that the next training forward uses; None: all. ``device`` is not needed."""
-        depth = _ops.drawn_scales(
-            self.levels[0]._codebook.rng,
-            self.num_levels,
-            self.nested_dropout,
-            self.nested_dropout_min_levels,
-        )
-        return cast("int | None", self._cutoff(int(depth)))
+        return cast("int | None", self._cutoff(int(self._drawn_depth())))
 
     # Codes -----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchvq._base import checkpointing as _checkpointing
 from torchvq._base.compat import as_returned, vqp_compat_of
 from torchvq._base.constants import ConstantBuffers, materialise_constants, to_default_device
 from torchvq._base.integers import as_int64
@@ -20,7 +19,7 @@ from torchvq._base.projection import make_projections, project, project_codes, p
 from torchvq._base.ranks import Ranks, everybody, tokens_text
 from torchvq._base.replaced import methods_of, warn_of_replaced
 from torchvq._base.replay import StepRecords
-from torchvq._base.torch_private import outside_graphs
+from torchvq._base.torch_private import inside_backward, outside_graphs
 from torchvq._base.wide_buffers import wide_dtype
 from torchvq._codebook.in_place import (
     OptimizerInCheckpoint,
@@ -135,9 +134,7 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
         self.optimize_values = bool(optimize_values)
         self.channel_first = channel_first
         self.has_projections = self.effective_codebook_dim != dim
-        self.project_in, self.project_out = make_projections(
-            dim, self.effective_codebook_dim, layernorm=False
-        )
+        self.project_in, self.project_out = make_projections(dim, self.effective_codebook_dim)
         self.values_per_latent = (
             nn.ParameterList(nn.Parameter(to_default_device(own)) for own in initial)
             if self.optimize_values
@@ -292,7 +289,7 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
         recorded = self._stepped.take()
         if recorded is not None:
             return recorded
-        if not _checkpointing.recomputing():
+        if not inside_backward():  # there it is a recomputation
             values = list(self.values_per_latent)
             self._step_in_place(latents, values, mask)
         stepped = [own.detach().clone() for own in self.values_per_latent]

@@ -150,7 +150,7 @@ class ResidualFSQ(ResidualStack):
         Raises:
             ValueError: wrong shapes. TypeError: wrong dtypes.
         """
-        result, _ = self.run(
+        result = self.run(
             x,
             mask=mask,
             return_all_codes=return_all_codes,

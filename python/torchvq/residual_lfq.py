@@ -157,7 +157,7 @@ class ResidualLFQ(ResidualStack):
         Raises:
             ValueError: wrong shapes. TypeError: wrong dtypes.
         """
-        result, _ = self.run(
+        result = self.run(
             x,
             mask=mask,
             return_all_codes=return_all_codes,

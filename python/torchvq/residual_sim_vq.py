@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torchvq._base import joined as _joined
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.contained import contained
-from torchvq._base.estimators import estimate
 from torchvq._base.options import check_options
 from torchvq._base.replaced import is_replaced, methods_of
 from torchvq._residual.engine import in_use, only_if, stack_levels
@@ -141,7 +140,7 @@ class ResidualSimVQ(ResidualStack):
         Raises:
             ValueError: wrong shapes. TypeError: wrong dtypes.
         """
-        result, _ = self.run(
+        result = self.run(
             x, mask=mask, return_all_codes=return_all_codes, seed=rand_quantize_dropout_fixed_seed
         )
         losses = self._losses(result)
@@ -217,8 +216,8 @@ class ResidualSimVQ(ResidualStack):
     def estimate(self, inputs: Tensor, total: Tensor) -> Tensor:
         rng = torch.zeros(2, dtype=torch.long, device=inputs.device)
         rows = inputs.flatten(0, 1).unsqueeze(0), total.flatten(0, 1).unsqueeze(0)
-        name = self.quantizers[0].estimator
-        return estimate(*rows, name, rng, variance=0.0, sync_update_v=0.0).view_as(inputs)
+        output: Tensor = _ops.estimate(*rows, rng, estimator=self.quantizers[0].estimator)
+        return output.view_as(inputs)
 
     def handshake(self, inputs: Tensor) -> None:
         handshake(self.quantizers, self._buffers.get("rng"), "ResidualSimVQ", self.signature)

@@ -176,7 +176,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
 
         inner_dim = self.codebook_dim * heads
         self.has_projections = inner_dim != dim
-        self.project_in, self.project_out = make_projections(dim, inner_dim, layernorm=False)
+        self.project_in, self.project_out = make_projections(dim, inner_dim)
         self.in_place_codebook_optimizer: Optimizer | None = None
         self.layers = nn.ModuleList(self._make_levels(sizes, inner_dim, vq_kwargs))
         if self.in_place_codebook_optimizer is not None:

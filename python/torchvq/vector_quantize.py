@@ -424,7 +424,9 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
         Raises:
             IndexError: for an index outside [-1, codebook_size).
         """
-        return self._layout.place_features(self._decode(as_int64("VectorQuantize", indices)))
+        indices = as_int64("VectorQuantize", indices)
+        codes = decode(self._codebook, indices, self.heads, self.separate_codebook_per_head)
+        return self._layout.place_features(codes)
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices: codes, then ``project_out``, in the same layout.
@@ -434,9 +436,6 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
         layout = self._layout
         tokens = codes.movedim(1, -1) if layout.channel_first and codes.dim() > 1 else codes
         return layout.place_features(project_codes(self.project_out, tokens, indices))
-
-    def _decode(self, indices: Tensor) -> Tensor:
-        return decode(self._codebook, indices, self.heads, self.separate_codebook_per_head)
 
     def stats(self, synced: bool = False) -> CodebookStats:
         """The use of the codes in the last training forward: usage, perplexity, dead and replaced codes, entropy.

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 #include <string_view>
 
 #include <c10/util/Exception.h>
+#include <torch/library.h>
 
 #include <torchvq/functional/vqp_compat.h>
 #include <torchvq/ops/directional_reparam.h>
@@ -62,4 +64,24 @@ at::Tensor estimate(const at::Tensor& x, const at::Tensor& codes, const at::Tens
                                       : output;
 }
 
+namespace {
+
+at::Tensor estimate_op(const at::Tensor& x, const at::Tensor& codes, const at::Tensor& rng,
+                       std::string_view estimator, double variance, double sync_update_v) {
+  return estimate(x, codes, rng,
+                  EstimateOptions()
+                      .estimator(std::string(estimator))
+                      .variance(variance)
+                      .sync_update_v(sync_update_v));
+}
+
+}  // namespace
+
 }  // namespace torchvq::functional
+
+TORCH_LIBRARY_FRAGMENT(torchvq, m) {
+  m.def(
+      "estimate(Tensor x, Tensor codes, Tensor rng, *, str estimator='straight_through', "
+      "float variance=0.005, float sync_update_v=0.0) -> Tensor",
+      torchvq::functional::estimate_op);
+}

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include <torch/library.h>
+
 #include <torchvq/ops/random_uniform.h>
 
 namespace torchvq::functional {
@@ -79,6 +81,17 @@ int64_t round_up(int64_t depth, const DepthRule& rule) {
   return std::min((depth + multiple - 1) / multiple * multiple, rule.levels);
 }
 
+/// drawn_depth() as a 0-d int64 tensor, for devices that would have to be waited for.
+at::Tensor depth_of_step(const at::Tensor& rng, const DepthRule& rule) {
+  check_rule(rule);
+  const auto uniform =
+      ops::random_uniform(rng, RandomPurpose::kQuantizeDropout, {1}, at::kDouble)[0];
+  const auto range = static_cast<double>(rule.levels - rule.cutoff_index);
+  const auto depth = uniform.mul(range).to(at::kLong).add(rule.cutoff_index + 1);
+  const auto multiple = rule.multiple_of;
+  return depth.add(multiple - 1).floor_divide(multiple).mul(multiple).clamp_max(rule.levels);
+}
+
 }  // namespace
 
 int64_t seeded_depth(int64_t seed, const DepthRule& rule) {
@@ -88,11 +101,21 @@ int64_t seeded_depth(int64_t seed, const DepthRule& rule) {
 }
 
 int64_t drawn_depth(const at::Tensor& rng, const DepthRule& rule) {
-  check_rule(rule);
-  const auto uniform =
-      ops::random_uniform(rng, RandomPurpose::kQuantizeDropout, {1}, at::kDouble).item<double>();
-  const auto range = static_cast<double>(rule.levels - rule.cutoff_index);
-  return round_up(static_cast<int64_t>(uniform * range) + rule.cutoff_index + 1, rule);
+  return depth_of_step(rng, rule).item<int64_t>();
 }
 
+namespace {
+
+at::Tensor drawn_depth_op(const at::Tensor& rng, int64_t levels, int64_t cutoff_index,
+                          int64_t multiple_of) {
+  return depth_of_step(rng, {levels, cutoff_index, multiple_of});
+}
+
+}  // namespace
+
 }  // namespace torchvq::functional
+
+TORCH_LIBRARY_FRAGMENT(torchvq, m) {
+  m.def("drawn_depth(Tensor rng, int levels, int cutoff_index, int multiple_of) -> Tensor",
+        TORCH_FN(torchvq::functional::drawn_depth_op));
+}

@@ -65,7 +65,7 @@ SearchResult choose_implicit(VectorQuantizeImpl& vq, const Implicit& implicit,
           .estimator(estimator.value_or(estimator_of(vq, residual, codes.requires_grad())))
           .variance(vq.options.directional_reparam_variance())
           .sync_update_v(vq.is_training() ? vq.options.sync_update_v() : 0));
-  return {quantized, {residual, base, mask, codes, indices}, tokens, {}};
+  return {quantized, {residual, base, mask, codes, indices}, tokens};
 }
 
 at::Tensor own_codes(const Implicit& implicit, const at::Tensor& base) {

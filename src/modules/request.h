@@ -30,8 +30,7 @@ struct Request {
 struct SearchResult {
   at::Tensor quantized;  ///< (H, T, D), or (H, T, k, D), with the estimator's gradient
   functional::SearchedTokens searched;
-  at::Tensor tokens;    ///< (B, N, dim), before the projection
-  at::Tensor in_place;  ///< the loss of the codebook's own optimizer; undefined without one
+  at::Tensor tokens;  ///< (B, N, dim), before the projection
 };
 
 }  // namespace torchvq::detail

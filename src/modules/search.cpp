@@ -120,7 +120,7 @@ F::QuantizeOptions search_options(const VectorQuantizeImpl& vq, const Request& r
 SearchResult choose(VectorQuantizeImpl& vq, const at::Tensor& projected, const at::Tensor& tokens,
                     const OptionalTensor& mask, const Request& request,
                     const SearchOptions& options) {
-  const auto [codebook, in_place] = codes_of_step(vq, projected, tokens, mask, request);
+  const auto codebook = codes_of_step(vq, projected, tokens, mask, request).codebook;
   const auto rng = F::noise_rng(options.rng.value_or(vq.codebook_state->rng), request.ranks);
   auto [quantized, indices, codes, inputs] = F::quantize(
       projected, codebook, rng, mask,
@@ -128,7 +128,7 @@ SearchResult choose(VectorQuantizeImpl& vq, const at::Tensor& projected, const a
           vq, request,
           options.estimator.value_or(estimator_of(vq, projected, codebook.requires_grad())))
           .chosen(options.chosen));
-  return {quantized, {inputs, codebook, mask, codes, indices}, tokens, in_place};
+  return {quantized, {inputs, codebook, mask, codes, indices}, tokens};
 }
 
 }  // namespace torchvq::detail

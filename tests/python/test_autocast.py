@@ -28,6 +28,7 @@ UNSHIELDED = {
     "random_bits": INTEGERS,
     "random_uniform": INTEGERS,
     "random_normal": INTEGERS,
+    "drawn_depth": INTEGERS,
     "drawn_scales": INTEGERS,
     "pool_scale_mask": "asks whether averages of zeros and ones are above 0, which they are in any dtype",
 }

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,18 @@ def test_codecs_end_in_safetensors(tmp_path: Path) -> None:
     ):
         convert(stack(), tmp_path / "codec.pt")
     assert not list(tmp_path.iterdir())
+
+
+def test_without_safetensors_is_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save(stack(), tmp_path / "weights.pt")
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    assert main([str(tmp_path / "weights.pt"), "-o", str(tmp_path / "codec.safetensors")]) == 2
+    assert capsys.readouterr().err == (
+        "torchvq.convert: expected safetensors to be installed (pip install safetensors), but it is not\n"
+    )
+    assert not (tmp_path / "codec.safetensors").exists()
 
 
 def test_a_folder_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> None:

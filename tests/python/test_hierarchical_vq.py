@@ -233,7 +233,7 @@ def test_kmeans_sees_all_scales():
 def test_frozen_codes_stay():
     for options, call in (({"freeze_codebook": True}, {}), ({}, {"freeze_codebook": True})):
         module = build(**options)
-        before = copy.copy.deepcopy(module.state_dict())
+        before = copy.deepcopy(module.state_dict())
         module(data(3, DIM, 6), **call)
         for name, value in module.state_dict().items():
             assert "rng" in name or torch.equal(value, before[name])
@@ -338,7 +338,7 @@ def test_evaluation_drops_nothing():
 @pytest.mark.parametrize("name", [name for name in learning_options() if name != "compatible"])
 def test_nothing_teaches_nothing(shape, name):
     module = build(**learning_options()[name])
-    before = copy.copy.deepcopy(module.state_dict())
+    before = copy.deepcopy(module.state_dict())
     x = data(*shape).requires_grad_()
     found = module(x)
     assert found.quantized.shape == x.shape and found.loss == 0
@@ -384,7 +384,7 @@ def test_statistics_of_each_scale():
     every = torch.cat([indices.flatten() for indices in found.indices])
     assert module.vq.stats().tokens == every.numel()
     assert module.vq.stats().usage == pytest.approx(every.unique().numel() / CODES)
-    module.load_state_dict(copy.copy.deepcopy(module.state_dict()))
+    module.load_state_dict(copy.deepcopy(module.state_dict()))
     assert [stats.tokens for stats in module.stats()] == [0, 0, 0]
     assert not any("counts" in name for name in module.state_dict())
 

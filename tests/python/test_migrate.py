@@ -5,7 +5,11 @@ Oracle: the reference with the same weights on the same tokens.
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -192,6 +196,35 @@ def test_a_quantizer_that_was_unpickled_is_refused(tmp_path: Path, capsys, monke
         "torchvq.migrate: 1: expected a quantizer that the file builds"
     )
     assert said.count("\n") == 1 and not Path("ours.pt").exists()
+
+
+def test_a_checkpoint_that_cannot_be_replaced_stays(tmp_path: Path, capsys, monkeypatch) -> None:
+    """The output may be the checkpoint itself."""
+    path, build = tmp_path / "state.pt", "VectorQuantize(dim=8, codebook_size=16)"
+    torch.save(reference.VectorQuantize(dim=8, codebook_size=16).state_dict(), path)
+    before = path.read_bytes()
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patches:
+        patches.setattr(os, "replace", full)
+        status, _, said = run(capsys, path, "--build", build, "--output", path)
+    assert status == 2 and "No space left on device" in said
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+    assert run(capsys, path, "--build", build, "--output", path)[0] == 0
+    assert "_codebook.embed" in torch.load(path, weights_only=True)
+
+
+def test_without_safetensors_is_one_message(tmp_path: Path, capsys, monkeypatch) -> None:
+    (tmp_path / "state.safetensors").touch()
+    (tmp_path / "model.py").write_text(DOUBLE)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    message = "expected safetensors to be installed (pip install safetensors), but it is not"
+    assert run(capsys, tmp_path / "state.safetensors")[::2] == (2, f"torchvq.migrate: {message}\n")
+    written = tmp_path / "model.safetensors"
+    status, _, said = run(capsys, tmp_path / "model.py", "--output", written)
+    assert status == 2 and said.endswith(f"{written} was not written: {message}\n")
 
 
 def test_links_in_place_of_the_output_are_followed(tmp_path: Path, capsys) -> None:

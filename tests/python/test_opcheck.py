@@ -332,6 +332,7 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         dict(mask=MASK, entropy_mask=MASK, commitment_weight=0.25, softplus_offset=5.0),
     ),
     "vqp_rotation_trick": ((X, X + 1), {}),
+    "estimate": ((X, X + 1, rng()), dict(estimator="directional_reparam", sync_update_v=0.2)),
     "vqp_latent_loss": ((X, X + 1), dict(commitment=0.1, quantization=0.3, mask=MASK)),
     "vqp_indices": ((integers(20, 2, 9), 20), {}),
     # Scalars and signs.
@@ -359,6 +360,7 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "pool_scale": ((normal(2, 4, 5, 3), [2, 2]), dict(mask=torch.ones(2, 5, 3).bool())),
     "pool_scale_mask": ((torch.ones(2, 5).bool(), [2]), {}),
     "spread_scale": ((normal(2, 4, 3), [2, 2], [5, 3], normal(3, 3, 3, 3), normal(3), 0.5), {}),
+    "drawn_depth": ((torch.tensor([1, 2]), 8, 2, 4), {}),
     "drawn_scales": ((torch.tensor([1, 2]), 4, 0.5, 1), {}),
     "soft_clamp": ((X, torch.tensor(3.0)), {}),
     "cosine_linear": ((X, normal(4, 5)), dict(scale=2.0)),

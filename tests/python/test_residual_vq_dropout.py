@@ -95,6 +95,22 @@ def test_a_depth_that_only_the_device_knows_gives_the_same(case: str, monkeypatc
     assert_same_state(masked, state(known), tolerance=1e-6)
 
 
+@pytest.mark.parametrize("call", [{}, dict(rand_quantize_dropout_fixed_seed=1)])
+@pytest.mark.parametrize("name", ["ResidualVQ", "ResidualFSQ"])
+def test_layers_cut_to_less_than_the_cutoff_are_refused(name: str, call: dict[str, int]) -> None:
+    options = dict(codebook_size=8) if name == "ResidualVQ" else dict(levels=[5, 4])
+    stack = getattr(torchvq, name)(
+        dim=4, num_quantizers=4, quantize_dropout=True, quantize_dropout_cutoff_index=2, **options
+    )
+    del stack.layers[2:]
+    before = copy.deepcopy(stack.state_dict())
+    with pytest.raises(
+        ValueError, match=r"quantize_dropout_cutoff_index to be in \[0, 2\), but got 2"
+    ):
+        stack(torch.randn(1, 9, 4), **call)
+    assert all(torch.equal(value, before[key]) for key, value in stack.state_dict().items())
+
+
 def test_options_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="quantize_dropout_cutoff_index to be in"):
         build("dropout", quantize_dropout_cutoff_index=3)

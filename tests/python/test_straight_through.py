@@ -74,6 +74,31 @@ def test_straight_through_names_bad_arguments(change, error, fragment, generator
             op(*change(x, codes))
 
 
+def test_estimators_by_name(generator):
+    """Oracle: the operators of the estimators, called by themselves."""
+    x, codes, _ = make_tokens(generator)
+    rng = torch.tensor([3, 4])
+    # RandomPurpose::kDirectionalReparam
+    noise = ops.random_normal(rng, 8, list(x.shape), dtype=x.dtype)
+    estimators = {
+        "none": lambda x, codes: codes,
+        "straight_through": ops.straight_through,
+        "rotation_trick": ops.rotation_trick,
+        "vqp_rotation_trick": ops.vqp_rotation_trick,
+        "directional_reparam": lambda x, codes: ops.directional_reparam(
+            x, codes, noise, variance=0.1
+        ),
+    }
+    for name, own in estimators.items():
+        for v in (0.0, 0.5):
+            found = ops.estimate(x, codes, rng, estimator=name, variance=0.1, sync_update_v=v)
+            expected = own(x, codes)
+            assert torch.equal(found, ops.sync_update_v(expected, v=v) if v else expected)
+    message = "^estimate: expected estimator to be .* or none, but got gumbel"
+    with pytest.raises(ValueError, match=message):
+        ops.estimate(x, codes, rng, estimator="gumbel")
+
+
 def test_straight_through_passes_opcheck(generator):
     x, codes, _ = make_tokens(generator)
     torch.library.opcheck(ops.straight_through.default, (x.requires_grad_(), codes))

@@ -16,11 +16,6 @@ from torchvq._base.torch_private import (
 )
 
 
-def recomputing() -> bool:
-    """True inside a backward pass: a forward that runs there is a recomputation."""
-    return inside_backward()
-
-
 def is_checkpointed() -> bool:
     """Whether the running forward may be a run of a checkpointed region, the first or another; quick if not."""
     if torch.compiler.is_compiling():

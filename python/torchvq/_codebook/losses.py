@@ -27,11 +27,10 @@ class SearchedTokens(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """The output of a search, its details for losses and learning, and the loss of the codebook's own optimizer."""
+    """The output of a search, and its details for losses and learning."""
 
     quantized: Tensor  # (H, T, D), or (H, T, k, D), with the estimator's gradient
     searched: SearchedTokens
-    in_place: Tensor | None
 
 
 class Terms(NamedTuple):

@@ -38,7 +38,7 @@ def choose(
         rng: (2,), for sampling and noise; default: the codebook's.
         chosen: (H, T), indices that are already chosen; then nothing is searched.
     """
-    codebook, in_place = codes_of_step(vq, projected, tokens, mask, request)
+    codebook, _ = codes_of_step(vq, projected, tokens, mask, request)
     quantized, indices, codes, inputs = _ops.quantize(
         projected,
         codebook,
@@ -51,7 +51,7 @@ def choose(
         **search_options(vq, request),
     )
     searched = SearchedTokens(tokens, inputs, codebook, mask, codes, indices)
-    return SearchResult(quantized, searched, in_place)
+    return SearchResult(quantized, searched)
 
 
 def search_options(vq: "VectorQuantize", request: Request) -> dict[str, Any]:

@@ -135,9 +135,7 @@ def _evaluate(
     """Evaluation. It changes no state, so torch.vmap works over codebooks that several models share."""
     tokens, projected, mask = layout.split_tokens(x, request.mask)
     prepare(vq, projected, mask, request.frozen, request.ranks)
-    quantized, searched, _ = choose(
-        vq, projected, tokens if before is None else before, mask, request
-    )
+    quantized, searched = choose(vq, projected, tokens if before is None else before, mask, request)
     override: float | None = None
     weight = vq.commitment_weight if request.targets is None else 1.0
     if request.topk is not None and request.targets is None and not vq.has_commitment_loss:

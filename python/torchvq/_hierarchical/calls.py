@@ -27,13 +27,6 @@ def whole_indices(
     return whole
 
 
-def check_device(targets: Sequence[Tensor] | None, x: Tensor) -> None:
-    """Raises ValueError for targets on another device than x, before the forward writes anything."""
-    for scale in targets or ():
-        here = scale.device == x.device
-        expect(_OWNER, here, "indices", f"on {x.device} like x", scale.device)
-
-
 def positions_of(full_shape: Sequence[int] | int, axes: int) -> tuple[int, ...]:
     """The positions of an output; TypeError for what is no integer, ValueError for another number of axes."""
     try:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base.gradients import reaching
+from torchvq._base.options import expect
 from torchvq._base.ranks import Ranks, distributed_training
 from torchvq._codebook import losses as _losses
 from torchvq._codebook.learning import (
@@ -29,6 +30,7 @@ from torchvq._codebook.request import (
 )
 from torchvq._codebook.search import choose, prepare
 from torchvq._codebook.stats import begin_step, finish_step
+from torchvq._hierarchical.calls import whole_indices
 from torchvq._residual.engine import in_use, levels_to_walk, only_if
 from torchvq.vector_quantize import VectorQuantize
 
@@ -42,7 +44,7 @@ class ScaleRequest(NamedTuple):
     """The arguments of one forward."""
 
     mask: Tensor | None  # (B, *S)
-    targets: tuple[Tensor, ...] | None  # per scale, (B, *shape)
+    targets: list[Tensor] | None  # per scale, (B, *shape)
     temperature: float | None
     frozen: bool | None  # None: as each scale's option says
     depth: int | Tensor  # scales in use: an int, or a tensor if only the device knows
@@ -129,17 +131,16 @@ def options_text(hvq: "HierarchicalVQ", request: ScaleRequest) -> str:
 
 
 def targets_of(
-    hvq: "HierarchicalVQ", indices: Sequence[Tensor] | None, batch: int, temperature: float | None
-) -> tuple[Tensor, ...] | None:
-    """The targets of each scale; checks them and the temperature before the forward writes anything."""
-    targets = None if indices is None else tuple(indices)
-    if targets is not None:
-        hvq.check_indices(targets, batch)
+    hvq: "HierarchicalVQ", x: Tensor, indices: Sequence[Tensor] | None, temperature: float | None
+) -> list[Tensor] | None:
+    """The targets of each scale, int64; checks them and the temperature before the forward writes anything."""
+    targets = None if indices is None else whole_indices(indices, hvq.level_shapes, x.shape[0])
     check_temperature("HierarchicalVQ", hvq.levels[0], temperature)
-    if torch.compiler.is_compiling():
-        return targets
-    for index, scale in enumerate(targets or ()):
-        check_target_values("HierarchicalVQ", scale, hvq.levels[index].codebook_size)
+    for vq, scale in zip(hvq.levels, targets or [], strict=False):
+        if not torch.compiler.is_compiling():
+            check_target_values("HierarchicalVQ", scale, vq.codebook_size)
+        here = scale.device == x.device
+        expect("HierarchicalVQ", here, "indices", f"on {x.device} like x", scale.device)
     return targets
 
 

@@ -6,12 +6,11 @@ from operator import index
 import torch
 from torch import Tensor
 
+from torchvq._base.options import expect
 from torchvq._base.readable import is_readable
 from torchvq._base.torch_private import constant_in_graphs
 
 _ops = torch.ops.torchvq
-
-_QUANTIZE_DROPOUT = 5  # RandomPurpose::kQuantizeDropout
 
 
 def seeded_depth(seed: int, levels: int, cutoff_index: int, multiple_of: int) -> int:
@@ -21,6 +20,10 @@ def seeded_depth(seed: int, levels: int, cutoff_index: int, multiple_of: int) ->
     """
     if torch.compiler.is_compiling():
         seed = index(seed)  # a constant for the compiler, which otherwise makes it a symbol
+    fits = cutoff_index < levels
+    expect(
+        "quantize_depth", fits, "quantize_dropout_cutoff_index", f"in [0, {levels})", cutoff_index
+    )
     depth = _last_level(seed, cutoff_index, levels) + 1
     return min(-(-depth // multiple_of) * multiple_of, levels)
 
@@ -32,12 +35,14 @@ def _last_level(seed: int, cutoff_index: int, levels: int) -> int:
 
 
 def drawn_depth(rng: Tensor, levels: int, cutoff_index: int, multiple_of: int) -> int | Tensor:
-    """The same distribution from the counter-based generator (seed, step), so that ranks agree without communication.
+    """The same distribution from the counter-based generator (seed, step), so that ranks agree without a message."""
+    return number_if_free(_ops.drawn_depth(rng, levels, cutoff_index, multiple_of))
 
-    An int if reading it costs nothing. Under compilers, torch.vmap and fake tensors, and on devices that would have to
-    be waited for, a 0-d tensor: then all levels are computed and the dropped ones masked.
+
+def number_if_free(depth: Tensor) -> int | Tensor:
+    """A drawn depth as an int if reading it costs nothing.
+
+    Under compilers, torch.vmap and fake tensors, and on devices that would have to be waited for, it stays a 0-d
+    tensor: then all levels are computed and the dropped ones masked.
     """
-    uniform = _ops.random_uniform(rng, _QUANTIZE_DROPOUT, [1], dtype=torch.float64)[0]
-    depth = (uniform * (levels - cutoff_index)).long() + cutoff_index + 1
-    depth = (((depth + multiple_of - 1) // multiple_of) * multiple_of).clamp(max=levels)
     return depth if torch.compiler.is_compiling() or not is_readable(depth) else int(depth)

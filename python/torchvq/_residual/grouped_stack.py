@@ -94,9 +94,10 @@ class GroupedStack(Groups[ScalarStack]):
         depth = None
         results = []
         for stack, part in zip(self.stacks, x.chunk(self.groups, self.split_dim), strict=True):
-            result, depth = stack.run(
+            result = stack.run(
                 part, mask=mask, return_all_codes=return_all_codes, seed=seed, depth=depth
             )
+            depth = result.depth
             results.append(result)
         return _joined.cat([result.quantized for result in results], self.split_dim), results
 

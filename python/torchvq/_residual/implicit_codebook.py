@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from torchvq._base import joined as _joined
-from torchvq._base.estimators import estimate
 from torchvq._base.options import expect
 from torchvq._base.projection import project
 from torchvq._base.torch_private import is_jit_traced
@@ -103,17 +102,15 @@ def choose_implicit(
             chosen = _search(vq, mlp, residual, condition, base, request.temperature, rng)
     codes = mlp.rows(_ops.lookup_codes(base, chosen), condition)
     indices = chosen if mask is None else chosen.masked_fill(~mask, -1)
-    quantized = estimate(
+    quantized = _ops.estimate(
         residual,
         codes,
-        estimator_of(vq, residual, codes) if estimator is None else estimator,
         rng,
+        estimator=estimator_of(vq, residual, codes) if estimator is None else estimator,
         variance=vq.directional_reparam_variance,
         sync_update_v=vq.sync_update_v if vq.training else 0.0,
     )
-    return SearchResult(
-        quantized, SearchedTokens(tokens, residual, base, mask, codes, indices), None
-    )
+    return SearchResult(quantized, SearchedTokens(tokens, residual, base, mask, codes, indices))
 
 
 def _search(

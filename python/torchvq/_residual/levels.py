@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from torchvq._base.estimators import estimate
 from torchvq._base.ranks import Ranks, noise_rng
 from torchvq._base.readable import takes_gradient
 from torchvq._codebook import losses as _losses
@@ -247,14 +246,15 @@ def _estimate_stack(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, ranks: Ran
     name = estimator_of(first, inputs, learned)
     if rvq.diveq and rvq.training:
         name = "directional_reparam"
-    return estimate(
+    output: Tensor = _ops.estimate(
         inputs,
         total,
-        name,
         noise_rng(first._codebook.step_rng, ranks),
+        estimator=name,
         variance=first.directional_reparam_variance,
         sync_update_v=first.sync_update_v if rvq.training else 0.0,
     )
+    return output
 
 
 # After the search ------------------------------------------------------------------------------------------

@@ -184,8 +184,8 @@ class ResidualStack(RandomState):
         seed: int | None = None,
         depth: int | Tensor | None = None,
         layout: Layout | None = None,
-    ) -> tuple[StackResult, int | Tensor]:
-        """The forward of a family; a group passes the ``depth`` of its first stack. Also returns the depth used.
+    ) -> StackResult:
+        """The forward of a family; a group passes the ``depth`` of its first stack.
 
         ``layout`` is that of x. Default: the stack's.
         """
@@ -210,7 +210,7 @@ class ResidualStack(RandomState):
         if codes is not None and self.vqp_compat:
             # The reference looks the codes up: they have the gradient of decoding, and no noise.
             codes = stack_levels(self._decode(indices), self.num_quantizers)
-        return StackResult(quantized, indices, codes, details, depth, step), depth
+        return StackResult(quantized, indices, codes, details, depth, step)
 
     def _split_heads(self, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Tokens (B, N, heads * D) as (B, N * heads, D), and their mask."""

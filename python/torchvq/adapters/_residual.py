@@ -45,38 +45,34 @@ class MoshiCodebook(Adapter):
         return nearest(x, self.embedding)
 
 
-@register(f"{_TRANSFORMERS}.encodec.modeling_encodec.EncodecResidualVectorQuantizer")
-class EncodecStack(Adapter):
-    """All levels of an EncodecModel."""
+class _Levels(Adapter):
+    """All levels of a stack whose levels have no projections."""
 
-    layers: nn.ModuleList
+    levels: str  # the attribute with the levels
     get_num_quantizers_for_bandwidth: Any
 
     def encode(self, embeddings: Tensor, bandwidth: float | None = None) -> Tensor:
-        levels = self.get_num_quantizers_for_bandwidth(bandwidth)
-        return _tokens(self, embeddings, _embeds(self.layers)[:levels])
+        count = self.get_num_quantizers_for_bandwidth(bandwidth)
+        return _tokens(self, embeddings, _embeds(getattr(self, self.levels))[:count])
 
     def decode(self, codes: Tensor) -> Tensor:
         if len(codes) == 0:
             return self.original.decode(codes)
-        return residual_sum(codes, _embeds(self.layers)[: len(codes)])
+        return residual_sum(codes, _embeds(getattr(self, self.levels))[: len(codes)])
+
+
+@register(f"{_TRANSFORMERS}.encodec.modeling_encodec.EncodecResidualVectorQuantizer")
+class EncodecStack(_Levels):
+    """All levels of an EncodecModel."""
+
+    levels = "layers"
 
 
 @register(f"{_TRANSFORMERS}.xcodec.modeling_xcodec.XcodecResidualVectorQuantization")
-class XcodecStack(Adapter):
+class XcodecStack(_Levels):
     """All levels of an XcodecModel."""
 
-    quantizers: nn.ModuleList
-    get_num_quantizers_for_bandwidth: Any
-
-    def encode(self, embeddings: Tensor, bandwidth: float | None = None) -> Tensor:
-        levels = self.get_num_quantizers_for_bandwidth(bandwidth)
-        return _tokens(self, embeddings, _embeds(self.quantizers)[:levels])
-
-    def decode(self, codes: Tensor) -> Tensor:
-        if len(codes) == 0:
-            return self.original.decode(codes)
-        return residual_sum(codes, _embeds(self.quantizers)[: len(codes)])
+    levels = "quantizers"
 
 
 @register(f"{_TRANSFORMERS}.mimi.modeling_mimi.MimiResidualVectorQuantizer")

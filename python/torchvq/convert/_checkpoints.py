@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pickle
 import re
@@ -65,11 +66,11 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _load(file: Path) -> Mapping[str, Tensor]:
     if file.suffix == ".safetensors":
+        load = safetensors_torch().load_file
         from safetensors import SafetensorError
-        from safetensors.torch import load_file
 
         try:
-            return dict(load_file(file))
+            return dict(load(file))
         except SafetensorError as error:
             raise ConversionError(
                 f"expected {file} to be a safetensors file, but {error}"
@@ -83,6 +84,16 @@ def _load(file: Path) -> Mapping[str, Tensor]:
             f"but torch.load cannot read it: {(str(error) or type(error).__name__).splitlines()[0]}"
         ) from error
     return _state_in(file, loaded)
+
+
+def safetensors_torch() -> Any:
+    """The module ``safetensors.torch``, of a package that torchvq does not require."""
+    try:
+        return importlib.import_module("safetensors.torch")
+    except ImportError as error:
+        raise ConversionError(
+            "expected safetensors to be installed (pip install safetensors), but it is not"
+        ) from error
 
 
 def _torch_load(file: Path) -> Any:

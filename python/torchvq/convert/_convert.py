@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchvq.convert._checkpoints import files_of, read, tensors_in
+from torchvq.convert._checkpoints import files_of, read, safetensors_torch, tensors_in
 from torchvq.convert._codec import Codec, ConversionError
 from torchvq.convert._output import check_output, write
 from torchvq.convert._state import codec_of_state
@@ -42,18 +42,18 @@ def convert(
     Raises:
         ConversionError: a ValueError of one sentence, when there is no quantizer, when there are several, for what a
             codec of vectors cannot say (levels at several rates, as SNAC has them), for codes, counts and maps that
-            are no real numbers, not finite in float32 or do not fit each other, for a config.json that is damaged, and
-            for a path that is a file of the source or does not end in .safetensors. Nothing is written.
+            are no real numbers, not finite in float32 or do not fit each other, for a config.json that is damaged, for
+            a path that is a file of the source or does not end in .safetensors, and when the package safetensors is not
+            installed. Nothing is written.
         OSError: when the file cannot be written.
     """
     if metric not in (None, "euclidean", "cosine"):
         raise ConversionError(f"expected metric to be euclidean or cosine, but got {metric}")
     check_output(path, files_of(Path(source)) if isinstance(source, (str, os.PathLike)) else [])
+    save = safetensors_torch().save
     state, strides, by_angle = _facts(source)
     _check_strides(strides, state, prefix)
     codec = codec_of_state(state, metric or ("cosine" if by_angle else None), prefix)
-    from safetensors.torch import save
-
     write(path, save(codec.tensors(), codec.metadata()))
     return codec
 

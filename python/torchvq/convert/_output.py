@@ -26,7 +26,7 @@ def check_output(path: str | os.PathLike[str], inputs: Iterable[Path]) -> None:
             )
 
 
-def write(path: str | os.PathLike[str], content: bytes) -> None:
+def write(path: str | os.PathLike[str], content: bytes | memoryview) -> None:
     """Writes all of a file. Links are followed; a file that was there stays whole until the new one is.
 
     Raises:
@@ -49,12 +49,12 @@ def _mode_of(path: str | os.PathLike[str]) -> int | None:
         return None
 
 
-def _write_to(path: str | os.PathLike[str], content: bytes) -> None:
+def _write_to(path: str | os.PathLike[str], content: bytes | memoryview) -> None:
     with open(path, "wb") as file:
         file.write(content)
 
 
-def _replace(path: str, content: bytes, mode: int | None) -> None:
+def _replace(path: str, content: bytes | memoryview, mode: int | None) -> None:
     # In the same folder, because a rename cannot cross file systems.
     temporary = os.path.join(os.path.dirname(path), f".torchvq-{secrets.token_hex(4)}.tmp")
     try:

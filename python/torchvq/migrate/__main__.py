@@ -1,6 +1,7 @@
 """``python -m torchvq.migrate``: what changes for a model of ``vector_quantize_pytorch``, and the model in torchvq."""
 
 import argparse
+import io
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchvq.convert._checkpoints import safetensors_torch
+from torchvq.convert._codec import ConversionError
 from torchvq.convert._output import write
 from torchvq.migrate._convert import (
     Found,
@@ -41,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         return _run(given)
-    except MigrationError as error:
+    except (MigrationError, ConversionError) as error:
         print(f"torchvq.migrate: {error}", file=sys.stderr)
         return 2
 
@@ -180,10 +183,9 @@ def _report(found: Found, compat: bool | None) -> tuple[nn.Module, bool]:
 
 def _read_state(path: str) -> dict[str, Any]:
     if path.endswith(".safetensors"):
-        from safetensors.torch import load_file
-
+        load = safetensors_torch().load_file
         try:
-            return dict(load_file(path))
+            return dict(load(path))
         except Exception as error:
             raise MigrationError(f"{path}: expected a safetensors file: {error}") from error
     try:
@@ -223,17 +225,18 @@ def _has(state: Mapping[Any, Any], part: str) -> bool:
 
 def _write(state: Mapping[str, Any], path: str) -> None:
     if path.endswith(".safetensors"):
-        from safetensors.torch import save
-
         # Clone, because safetensors refuses tensors that share memory, as the codebooks that levels share do.
         tensors = {
             name: value.detach().clone().contiguous()
             for name, value in state.items()
             if isinstance(value, Tensor)
         }
-        write(path, save(tensors))
+        write(path, safetensors_torch().save(tensors))
     else:
-        torch.save(dict(state), path)
+        # As a whole: the path may be that of the checkpoint.
+        content = io.BytesIO()
+        torch.save(dict(state), content)
+        write(path, content.getbuffer())
     print(f"written: {path}")
 
 
