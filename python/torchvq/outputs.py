@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchvq._base.torch_private import register_namedtuple
@@ -140,8 +141,9 @@ class FSPOutput(NamedTuple):
 
 
 def exportable(output: type) -> None:
-    """Allows saving exported programs that return this named tuple."""
+    """Allows saving exported programs that return this named tuple, and ``torch.load`` of a saved one."""
     register_namedtuple(output, f"torchvq.{output.__name__}")
+    torch.serialization.add_safe_globals([output])
 
 
 for _output in (

@@ -252,6 +252,9 @@ def _soft_clamp(
     return limit.reshape(()) if limit.numel() == 1 else limit
 
 
+__all__ = ["GroupedResidualFSQ", "ResidualFSQ"]  # noqa: F822
+
+
 def __getattr__(name: str) -> Any:
     # The reference keeps both classes in one module.
     if name == "GroupedResidualFSQ":

@@ -249,6 +249,9 @@ def losses_of(stacks: Sequence[ResidualLFQ], results: Sequence[StackResult]) -> 
     ]
 
 
+__all__ = ["GroupedResidualLFQ", "ResidualLFQ"]  # noqa: F822
+
+
 def __getattr__(name: str) -> Any:
     # The reference keeps both classes in one module.
     if name == "GroupedResidualLFQ":

@@ -487,6 +487,8 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
 
 ResidualVQ.decoding = methods_of(ResidualVQ, "get_codes_from_indices")
 
+__all__ = ["MLP", "GroupedResidualVQ", "ResidualVQ"]  # noqa: F822
+
 
 def __getattr__(name: str) -> Any:
     # The reference keeps both classes in one module.

@@ -272,12 +272,13 @@ at::Tensor Stack::of_all_levels(const at::Tensor& losses) const {
 
 // After the search --------------------------------------------------------------------------------
 
-/// The reference's losses use the tokens before the heads were split.
+/// The reference's losses use the tokens before the heads were split, and the caller's mask alone:
+/// with a mask they differ from those without one, also if it hides nothing.
 QuantizerLossOptions Stack::loss_options(const Level& level) const {
   auto losses = options_.losses();
   if (auto& before = losses.vqp_compat()) {
     before->tokens = level.tokens;
-    before->mask = level.mask;
+    before->mask = arguments_.mask;
   }
   return losses;
 }

@@ -41,7 +41,8 @@ void Layout::check_input(const at::Tensor& x, const char* name) const {
   TORCH_CHECK_VALUE(x.dim() >= 2 && (map_rank == 0 || x.dim() == 2 || x.dim() == map_rank), owner,
                     ": expected ", name, " to have shape ", shape, ", but got shape ", x.sizes());
   TORCH_CHECK_VALUE(x.size(channel_first ? 1 : -1) == dim, owner, ": expected ", name, " to have ",
-                    dim, " features (dim), but got shape ", x.sizes());
+                    dim, " features (dim) on ", channel_first ? "axis 1" : "the last axis",
+                    ", but got shape ", x.sizes());
 }
 
 std::vector<int64_t> Layout::token_shape(const at::Tensor& x) const {

@@ -53,6 +53,13 @@ void check_combinations(const ResidualVQOptions& o) {
   expect_residual_vq(!learns || !o.vq().straight_through(), "straight_through", condition, true);
   expect_residual_vq(!o.implicit_neural_codebook() || !o.vq().in_place_codebook_optimizer(),
                      "in_place_codebook_optimizer", "none with implicit_neural_codebook", "one");
+  // The levels of other stacks check this by themselves.
+  const auto& vq = o.vq();
+  const bool by_gradient = vq.learnable_codebook().value_or(learns || vq.directional_reparam() ||
+                                                            !vq.vq_bridge().is_empty());
+  const bool moves = by_gradient || vq.orthogonal_reg_weight() > 0;
+  expect_residual_vq(!o.shared_codebook() || !vq.in_place_codebook_optimizer() || moves,
+                     "in_place_codebook_optimizer", "none without learnable_codebook", "one");
 }
 
 void check_beam(const ResidualVQOptions& o, int64_t levels) {

@@ -22,6 +22,10 @@ CONSTRUCTION = [
     ),
     Refused("cutoff below zero", dict(quantize_dropout_cutoff_index=-1)),
     Refused("unknown option", dict(no_such_option=1)),
+    Refused(
+        "shared codebook with an optimizer and nothing to learn",
+        dict(shared_codebook=True, in_place_codebook_optimizer=sgd, ema_update=False),
+    ),
     Refused("implicit cosine", dict(use_cosine_sim=True, **QINCO)),
     Refused("implicit Gumbel", dict(straight_through=True, rotation_trick=False, **QINCO)),
     Refused("diveq cosine", dict(use_cosine_sim=True, diveq=True)),

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from residual_vq_cases import STACKS, assert_same_state, build, data, state, train_step
+from torch.utils.checkpoint import checkpoint
 
 import torchvq
 from torchvq._residual import dropout as _residual_dropout
@@ -93,6 +94,54 @@ def test_a_depth_that_only_the_device_knows_gives_the_same(case: str, monkeypatc
         torch.testing.assert_close(result[2], expected[2], rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(gradient, expected_gradient, rtol=1e-5, atol=1e-6)
     assert_same_state(masked, state(known), tolerance=1e-6)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("alike", [True, False], ids=["at once", "level by level"])
+def test_a_masked_level_has_the_losses_of_the_reference(
+    alike: bool, masked: bool, monkeypatch
+) -> None:
+    """The reference's losses with the caller's mask are others than without one; a dropped level is no such mask."""
+    options = dict(use_cosine_sim=True, vqp_compat=True, quantize_dropout=True)
+    torch.manual_seed(0)
+    known = torchvq.ResidualVQ(dim=8, codebook_size=16, num_quantizers=3, **options)
+    if not alike:
+        known.layers[1].commitment_weight = 0.5
+    device = copy.deepcopy(known)
+    call = dict(mask=torch.ones(3, 7, dtype=torch.bool)) if masked else {}
+    number = _residual_dropout.drawn_depth
+    for _ in range(3):
+        x = torch.randn(3, 7, 8)
+        expected = known(x, **call)
+        monkeypatch.setattr(
+            "torchvq.residual_vq.drawn_depth", lambda *args: torch.tensor(number(*args))
+        )
+        result = device(x, **call)
+        monkeypatch.undo()
+        assert torch.equal(result[1], expected[1])
+        torch.testing.assert_close(result[2], expected[2], rtol=1e-6, atol=1e-7)
+
+
+def test_a_checkpointed_step_that_drops_levels_with_kept_statistics_and_affine_maps() -> None:
+    torch.manual_seed(0)
+    plain = torchvq.ResidualVQ(
+        dim=8,
+        codebook_size=16,
+        num_quantizers=3,
+        quantize_dropout=True,
+        affine_param=True,
+        sync_every=2,
+    )
+    recomputed = copy.deepcopy(plain)
+    for _ in range(4):
+        x, y = (torch.randn(3, 7, 8, generator=torch.Generator().manual_seed(1)) for _ in range(2))
+        x.requires_grad_(), y.requires_grad_()
+        quantized, _, losses = plain(x)
+        (quantized.square().sum() + losses.sum()).backward()
+        quantized, _, losses = checkpoint(lambda z: tuple(recomputed(z)), y, use_reentrant=False)
+        (quantized.square().sum() + losses.sum()).backward()
+        assert torch.equal(x.grad, y.grad)
+        assert_same_state(recomputed, state(plain))
 
 
 @pytest.mark.parametrize("call", [{}, dict(rand_quantize_dropout_fixed_seed=1)])

@@ -49,8 +49,9 @@ class Layout(NamedTuple):
             )
         features = x.shape[1 if self.channel_first else -1]
         if features != self.dim:
+            axis = "axis 1" if self.channel_first else "the last axis"
             raise ValueError(
-                f"{self.owner}: expected x to have {self.dim} features (dim), but got shape {list(x.shape)}"
+                f"{self.owner}: expected x to have {self.dim} features (dim) on {axis}, but got shape {list(x.shape)}"
             )
 
     def positions(self, x: Tensor) -> torch.Size:

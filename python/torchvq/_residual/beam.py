@@ -85,15 +85,13 @@ def beginning_mask(rvq: "ResidualVQ", request: "StackRequest", index: int) -> Te
     whether they are set: all begin in the first step."""
     if torch.compiler.is_compiling() and not rvq.levels[index]._codebook.begins_initialised:
         return None if request.mask is None else rvq.layout.split_mask(request.mask)
-    return level_mask(rvq, request, index)[1]
+    return level_mask(rvq, request, index)
 
 
-def level_mask(
-    rvq: "ResidualVQ", request: "StackRequest", index: int
-) -> tuple[Tensor | None, Tensor | None]:
-    """The mask of a level as (B, N) and (H, T): all False if the level is not in use."""
+def level_mask(rvq: "ResidualVQ", request: "StackRequest", index: int) -> Tensor | None:
+    """The tokens (H, T) of a level: all False if the level is not in use."""
     mask, used = request.mask, in_use(request.depth, index)
     if used is not None:
         used = used.expand(request.batch)
         mask = used if mask is None else mask & used
-    return mask, None if mask is None else rvq.layout.split_mask(mask)
+    return None if mask is None else rvq.layout.split_mask(mask)

@@ -153,10 +153,13 @@ def _choose_level(
 ) -> Level:
     vq = rvq.levels[index]
     used = in_use(request.depth, index)
-    mask, head_mask = level_mask(rvq, request, index)
+    head_mask = level_mask(rvq, request, index)
     targets = None if request.targets is None else request.targets[index]
     frozen = request.frozen or vq.freeze_codebook
-    own_request = request_of_level(vq, targets, mask, request.temperature, frozen, request.ranks)
+    # The caller's mask: the reference's losses with a mask differ from those without one, also if it hides nothing.
+    own_request = request_of_level(
+        vq, targets, request.mask, request.temperature, frozen, request.ranks
+    )
     if chosen is None and (index == 0 or not rvq.shared_codebook):
         begins_from = beginning_mask(rvq, request, index)
         prepare(vq, residual, begins_from, own_request.frozen, request.ranks)

@@ -44,9 +44,6 @@ def can_step_at_once(rvq: "ResidualVQ", tokens: Tensor) -> bool:
     if by_gradient and rvq.quant_grad_frac > 0 and not takes_gradient(tokens):
         # Codes hand their gradient on to later levels, which need an estimator then; the first has nothing to reach.
         return False
-    keeps = training and first._codebook.keeps_statistics and not rvq.shared_codebook
-    if keeps and not in_step([level._codebook for level in levels]):
-        return False
     for level in levels:
         codebook = level._codebook
         alike = (
@@ -58,7 +55,9 @@ def can_step_at_once(rvq: "ResidualVQ", tokens: Tensor) -> bool:
         )
         if not alike:
             return False
-    return True
+    # Last: a recomputation that walks has not captured the state of levels that it drops.
+    keeps = training and first._codebook.keeps_statistics and not rvq.shared_codebook
+    return not keeps or in_step([level._codebook for level in levels])
 
 
 def _options(level: "VectorQuantize") -> tuple[object, ...]:
