@@ -1,7 +1,6 @@
 import os
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 import torchvq
 

@@ -5,12 +5,6 @@ import lightning
 import safetensors.torch
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.func import functional_call
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim.swa_utils import AveragedModel
-from torch.utils.checkpoint import checkpoint
 
 import torchvq
 
