@@ -48,12 +48,19 @@ bool is_out_of_memory(const std::exception& error) {
 
 }  // namespace
 
-std::string in_one_line(std::string text) {
-  for (char& c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) c = ' ';
+std::string in_one_line(const std::string& text) {
+  const auto byte_at = [&](size_t i) {
+    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0;
+  };
+  std::string line;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = byte_at(i), next = byte_at(i + 1);
+    // U+0080 to U+009F, which some terminals obey as well, are two bytes.
+    const bool of_two = byte == 0xc2 && next >= 0x80 && next < 0xa0;
+    line += byte < 0x20 || byte == 0x7f || of_two ? ' ' : text[i];
+    if (of_two) ++i;
   }
-  return text;
+  return line;
 }
 
 void print_failure(const std::string& message) {

@@ -14,7 +14,7 @@ constexpr int kExitBadInput = 2;
 
 /// The text with a space for each control character: names may come from files, and must neither
 /// break a line nor command the terminal.
-std::string in_one_line(std::string text);
+std::string in_one_line(const std::string& text);
 
 /// Prints `torchvq: message` on standard error, as a single line for any bytes in the message.
 void print_failure(const std::string& message);

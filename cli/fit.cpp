@@ -110,15 +110,19 @@ class Fit {
       if (processes_.alone()) check_rows(reader().rows());
       file_.emplace(arguments_.output);
     }
-    return {reader().rows(), reader().dim(), method_->options()};
+    return {reader().rows(), reader().dim(), command()};
   }
+
+  // With the output as given: in a script whose processes are out of step, fits of different vectors would otherwise be
+  // one. Not with the input, whose name a shell may have completed on each process.
+  std::string command() const { return "-o " + arguments_.output + " " + method_->options(); }
 
   void check_rows(int64_t rows) const {
     const auto fewest = method_->fewest_rows();
     if (rows >= fewest) return;
     if (!processes_.first()) throw FailedElsewhere();
-    TORCH_CHECK_VALUE(false, arguments_.vectors, ": expected at least as many vectors as ",
-                      method_->fewest_rows_name(), " (", fewest, "), but it holds ", rows);
+    TORCH_CHECK_VALUE(false, arguments_.vectors, ": expected at least ",
+                      method_->fewest_rows_name(), ", but it holds ", rows);
   }
 
   void report(const functional::VectorBlocks& vectors) const {

@@ -67,7 +67,9 @@ class FitCodebooks : public FitMethod {
   }
 
   int64_t fewest_rows() const override { return options_.level.codebook_size; }
-  std::string fewest_rows_name() const override { return "codes"; }
+  std::string fewest_rows_name() const override {
+    return c10::str("as many vectors as codes (", fewest_rows(), ")");
+  }
   // With several columns, fit keeps residuals instead of the vectors.
   bool keeps_vectors() const override { return columns() == 1; }
 

@@ -36,7 +36,7 @@ class FitMethod {
 
   /// Throws c10::ValueError if the options do not fit the vectors of this process.
   virtual void check_vectors(const BlockReader& reader) const = 0;
-  /// The smallest number of vectors of all processes, and its name in errors: "codes (256)".
+  /// The smallest number of vectors of all processes, and its name in errors: "one vector".
   virtual int64_t fewest_rows() const = 0;
   virtual std::string fewest_rows_name() const = 0;
   /// Whether vectors that fit into memory are kept between passes.

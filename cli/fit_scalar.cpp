@@ -75,7 +75,7 @@ class FitScalar : public FitMethod {
   }
 
   int64_t fewest_rows() const override { return 1; }
-  std::string fewest_rows_name() const override { return "needed"; }
+  std::string fewest_rows_name() const override { return "one vector"; }
   bool keeps_vectors() const override { return true; }
 
   std::string options() const override {

@@ -25,6 +25,15 @@ const std::string kName = "torchvq";
 const std::string kFailed = "failed";
 constexpr auto kFarewell = milliseconds(5000);
 
+// The store of torchrun outlives a command, so each rank counts its commands, and its n-th meets the n-th of the others
+// only. It counts as soon as it reaches the store, so that a command that gives up on one rank shifts no later one.
+std::string prefix_of_command(c10d::Store& store, const Rendezvous& rendezvous) {
+  const auto job = "torchvq/" + rendezvous.attempt;
+  if (!rendezvous.store_is_there) return job;
+  const auto count = store.add(job + "/commands/" + std::to_string(rendezvous.rank), 1);
+  return job + "/" + std::to_string(count);
+}
+
 c10::intrusive_ptr<c10d::Store> make_store(const Rendezvous& rendezvous) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(rendezvous.port);
@@ -35,8 +44,10 @@ c10::intrusive_ptr<c10d::Store> make_store(const Rendezvous& rendezvous) {
   // By default a store listens on all addresses of the machine.
   if (options.isServer) options.masterListenFd = listen_on(rendezvous.address, options.port);
   const auto store = c10::make_intrusive<c10d::TCPStore>(rendezvous.address, options);
+  // A stranger who changes the count, which is not signed, can only prevent a meeting.
   return c10::make_intrusive<c10d::PrefixStore>(
-      "torchvq/" + rendezvous.attempt, c10::make_intrusive<SignedStore>(store, rendezvous.secret));
+      prefix_of_command(*store, rendezvous),
+      c10::make_intrusive<SignedStore>(store, rendezvous.secret));
 }
 
 std::shared_ptr<::gloo::transport::Device> make_device(const std::string& address) {
@@ -64,6 +75,17 @@ std::string reason(const std::exception& error) {
   return text.substr(0, text.find('\n'));
 }
 
+[[noreturn]] void throw_not_met(const Rendezvous& rendezvous,
+                                std::chrono::steady_clock::duration waited,
+                                const std::exception& error) {
+  C10_THROW_ERROR(
+      DistError,
+      c10::str("rank ", rendezvous.rank, " of ", rendezvous.size,
+               ": the processes did not meet at ", rendezvous.address, ":", rendezvous.port,
+               "; gave up after ", std::chrono::duration_cast<std::chrono::seconds>(waited).count(),
+               " s, with --timeout ", rendezvous.timeout.count(), ": ", reason(error)));
+}
+
 }  // namespace
 
 struct GlooGroup::Impl {
@@ -73,6 +95,7 @@ struct GlooGroup::Impl {
 
 GlooGroup::GlooGroup(const Rendezvous& rendezvous) : impl_(std::make_unique<Impl>()) {
   const auto rank = rendezvous.rank, size = rendezvous.size;
+  const auto begin = std::chrono::steady_clock::now();
   silence_logs();
   try {
     impl_->store = make_store(rendezvous);
@@ -85,10 +108,7 @@ GlooGroup::GlooGroup(const Rendezvous& rendezvous) : impl_(std::make_unique<Impl
     impl_->group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, gloo);
     c10d::register_process_group(kName, impl_->group);
   } catch (const std::exception& error) {
-    C10_THROW_ERROR(DistError,
-                    c10::str("rank ", rank, " of ", size, ": the processes did not meet at ",
-                             rendezvous.address, ":", rendezvous.port, " within ",
-                             rendezvous.timeout.count(), " s: ", reason(error)));
+    throw_not_met(rendezvous, std::chrono::steady_clock::now() - begin, error);
   }
 }
 

@@ -12,9 +12,10 @@ struct Rendezvous {
   int size = 1;
   std::string address;
   int port = 0;
-  bool store_is_there = false;  // torchrun's agent holds it; otherwise rank 0 does
-  std::string attempt;          // counts the restarts of the processes by torchrun
-  std::string secret;           // must be the same on all processes; empty: anyone may join
+  bool store_is_there =
+      false;  // torchrun's agent holds it, for all commands; otherwise rank 0 does, for this one
+  std::string attempt;  // counts the restarts of the processes by torchrun
+  std::string secret;   // must be the same on all processes; empty: anyone may join
   std::chrono::seconds timeout{};
 };
 

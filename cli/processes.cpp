@@ -65,13 +65,14 @@ void check_equal(const at::Tensor& lines) {
   const auto first = lines.select(0, 0);
   for (int64_t rank = 1; rank < lines.size(0); ++rank) {
     const auto line = lines.select(0, rank);
+    // First, because vectors of different fits may well differ in their dimension.
+    TORCH_CHECK_VALUE(text_of(line) == text_of(first),
+                      "expected the same command on all processes, but got ", text_of(first),
+                      " on rank 0 and ", text_of(line), " on rank ", rank);
     const auto dim = line.const_data_ptr<int64_t>()[kDim];
     const auto wanted = first.const_data_ptr<int64_t>()[kDim];
     TORCH_CHECK_VALUE(dim == wanted, "expected vectors of one dimension on all processes, but got ",
                       wanted, " on rank 0 and ", dim, " on rank ", rank);
-    TORCH_CHECK_VALUE(text_of(line) == text_of(first),
-                      "expected the same options on all processes, but got ", text_of(first),
-                      " on rank 0 and ", text_of(line), " on rank ", rank);
   }
 }
 

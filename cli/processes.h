@@ -19,7 +19,7 @@ namespace torchvq::cli {
 class Processes {
  public:
   /// Joins the other processes over MASTER_ADDR and MASTER_PORT (Gloo); all must have
-  /// the same TORCHVQ_SECRET.
+  /// the same TORCHVQ_SECRET. Under torchrun the n-th command of each process meets the n-th of the others.
   ///
   /// Throws c10::ValueError for an incomplete or contradictory environment, c10::DistError if the
   /// others do not arrive in time.
@@ -39,7 +39,7 @@ class Processes {
   /// Runs `prepare` on every process, and then returns the place of this process's rows among all.
   ///
   /// Throws the exception of `prepare`; FailedElsewhere on the others; c10::ValueError on all if
-  /// dims or options differ.
+  /// dims or commands differ.
   functional::Shard agree(const std::function<ShardNote()>& prepare) const;
 
   /// Runs `work` on all processes. Reports an error here to the others; an error of another process

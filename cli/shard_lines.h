@@ -12,18 +12,18 @@ namespace torchvq::cli {
 struct ShardNote {
   int64_t rows = 0;
   int64_t dim = 0;
-  std::string options;  // in readable form; the same on all processes
+  std::string command;  // in readable form; the same on all processes
 };
 
-// Words of a line, int64: whether the process is ready, rows, dim, and its options as bytes.
+// Words of a line, int64: whether the process is ready, rows, dim, and its command as bytes.
 constexpr int64_t kReady = 0, kRows = 1, kDim = 2, kText = 3;
 constexpr int64_t kTextBytes = 1000;
 constexpr int64_t kLineWords = kText + kTextBytes / static_cast<int64_t>(sizeof(int64_t));
 
-/// The row of a process.
+/// The row of a process. Of a command that is too long, the start and a hash of all of it.
 at::Tensor line_of(const ShardNote& note, bool ready);
 
-/// The options in a line, which may lack the terminating zero.
+/// The command in a line, which may lack the terminating zero.
 std::string text_of(const at::Tensor& line);
 
 }  // namespace torchvq::cli

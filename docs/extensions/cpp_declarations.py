@@ -62,7 +62,7 @@ class _Scope:
             elif found := self._match(r"namespace\s+([\w:]+)\s*\{"):
                 yield from self._namespace(found[1])
                 comment = []
-            elif self._match(r"(using [\w:]+::\w+|namespace \w+ = [\w:]+)?;|\}"):
+            elif self._match(r"(using [\w:<>]+::\w+|namespace \w+ = [\w:]+)?;|\}"):
                 comment = []
             else:
                 declared = self._declaration(comment)

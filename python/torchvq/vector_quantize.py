@@ -72,7 +72,7 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
             instead of the mean squared error. Default: False.
         orthogonal_reg_weight: weight of the orthogonal regularisation of the codes (arXiv:2112.00384). Above 0 the
             codes are parameters, and an optimizer's steps on them are kept by the moving averages. Default: 0.
-        orthogonal_reg_active_codes_only: regularise the codes of this batch only. Default: False.
+        orthogonal_reg_active_codes_only: regularise the codes of this rank's batch only. Default: False.
         orthogonal_reg_max_codes: regularise a random subset of at most this many codes. Default: all.
         codebook_diversity_loss_weight: weight of minus the entropy of the mean code distribution. Default: 0.
         codebook_diversity_temperature: multiplies the logits of that distribution. Default: 100.

@@ -5,7 +5,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sort.h>
-#include <ATen/ops/where.h>
 
 #include "detail/codebook_average.h"
 #include "detail/precision.h"

@@ -31,8 +31,8 @@ struct StartedSum {
   const char* what = "";
 };
 
-/// A process group for one call, or until a sum that it started is complete. Every method is a
-/// collective, and does nothing without a group.
+/// A process group for one call, or until a sum that it started is complete. The methods that take
+/// a tensor are collectives, and do nothing without a group; the others are local.
 class Group {
  public:
   /// Throws c10::ValueError if no group has this name. An empty name, one rank, or TORCHVQ_SYNC=0

@@ -112,7 +112,7 @@ struct Place {
 };
 
 Place place_of(const KeepArguments& arguments, const Group& group) {
-  const auto steps = arguments.of(0, kKeptSteps).cpu();
+  const auto steps = arguments.of(0, kKeptSteps).cpu().contiguous();
   const auto* at = steps.const_data_ptr<int64_t>();
   return {.steps = at[kStepsKept],
           .empty = at[kCallsKept] == 0,
@@ -227,7 +227,8 @@ Offered hand_on(const KeepArguments& arguments, const Group& group, const Place&
                 const std::vector<KeptSum>& own) {
   at::Tensor offered;
   const auto all = reduce_kept(group, arguments, own, offered);
-  // No state has changed so far, and nothing below can fail.
+  // No state has changed so far, and nothing below can fail. From here on only the caller has the
+  // statistics, so it has checked its own arguments before.
   for (size_t c = 0; c < own.size(); ++c) {
     arguments.of(c, kKeptCounts).zero_();
     arguments.of(c, kKeptSums).zero_();

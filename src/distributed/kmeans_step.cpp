@@ -4,7 +4,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/ones_like.h>
 #include <ATen/ops/sort.h>
 
 #include <torchvq/distributed/synced_code_statistics.h>

@@ -13,6 +13,12 @@
 
 namespace torchvq::distributed {
 
+void check_reduction(const char* op, std::string_view reduction) {
+  TORCH_CHECK_VALUE(reduction == "exact" || reduction == "float", op,
+                    ": expected reduction to be \"exact\" or \"float\", but got \"", reduction,
+                    "\"");
+}
+
 void check_synced_code_statistics(at::TensorList x, at::TensorList indices,
                                   at::TensorList exponents, at::TensorList mask,
                                   at::TensorList state, const std::optional<at::Tensor>& rng,
@@ -22,9 +28,7 @@ void check_synced_code_statistics(at::TensorList x, at::TensorList indices,
   check_levels(op, levels, exponents.size());
   TORCH_CHECK_VALUE(indices.size() == levels.size(), op, ": expected indices to hold ",
                     levels.size(), " tensors (levels of x), but got ", indices.size());
-  TORCH_CHECK_VALUE(reduction == "exact" || reduction == "float", op,
-                    ": expected reduction to be \"exact\" or \"float\", but got \"", reduction,
-                    "\"");
+  check_reduction(op, reduction);
   for (size_t level = 0; level < levels.size(); ++level) {
     detail::check_code_statistics(x[level], indices[level], exponents[level],
                                   levels.mask_of(level));

@@ -24,6 +24,9 @@ using SyncedCodeStatisticsSignature = StatisticsLists(
     at::TensorList state, const std::optional<at::Tensor>& rng, std::string_view signature,
     std::string_view reduction, std::string_view group_name, std::string_view label);
 
+/// Throws unless `reduction` is "exact" or "float".
+void check_reduction(const char* op, std::string_view reduction);
+
 void check_synced_code_statistics(at::TensorList x, at::TensorList indices,
                                   at::TensorList exponents, at::TensorList mask,
                                   at::TensorList state, const std::optional<at::Tensor>& rng,

@@ -16,6 +16,7 @@
 #include "distributed/candidates.h"
 #include "distributed/group.h"
 #include "distributed/levels.h"
+#include "distributed/synced_code_statistics.h"
 #include "distributed/synced_step_statistics.h"
 #include "ops/capture.h"
 #include "ops/replace_dead_codes_.h"
@@ -32,8 +33,8 @@ struct Arguments {
   at::TensorList counts;
   at::TensorList rng;
   detail::DeadCodeArguments dead;
-  at::Tensor offered;  // (W, n), or undefined
-  bool exact;          // how the offers were sent, which affects their number
+  at::Tensor offered;          // (W, n), or undefined
+  std::string_view reduction;  // how the offers were sent, which affects their number
   bool due = true;
 };
 
@@ -55,6 +56,7 @@ bool check_dead_code_arguments(const Arguments& arguments, std::string_view metr
         " tensors each (codebooks), but got ", size);
   }
   check_levels(kSyncedReplaceDeadCodes, arguments.levels, number);
+  check_reduction(kSyncedReplaceDeadCodes, arguments.reduction);
   bool unit = false;
   for (size_t level = 0; level < arguments.levels.size(); ++level) {
     unit = detail::check_replace_dead_codes_(
@@ -106,7 +108,7 @@ Offered unpack_offered(const Arguments& arguments, const std::vector<DeadCodes>&
     found.sufficient.push_back(at::zeros({}, codes[c].dead.options()));
     if (!any) continue;
     const auto shape = offer_shape(arguments.levels.x[c], arguments.counts[c]);
-    const auto count = offered_count(shape, words.size(0), arguments.exact);
+    const auto count = offered_count(shape, words.size(0), arguments.reduction == "exact");
     if (count == 0) continue;
     const auto size = offered_words(shape, count);
     auto [candidates, complete] = unpack_offers(words.narrow(1, begin, size), shape, count);
@@ -253,7 +255,7 @@ at::Tensor synced_replace_dead_codes_any(
       rng,
       {threshold, threshold_fraction, reset_cluster_size, cooldown_steps, replace_used},
       offered.value_or(at::Tensor()),
-      reduction == "exact",
+      reduction,
       !due.has_value() || due->item<bool>()};
   const bool unit = check_dead_code_arguments(arguments, metric);
   return replace(Group(group_name, {std::string(label), rng[0]}), arguments, unit);
@@ -265,7 +267,7 @@ at::Tensor synced_replace_dead_codes_meta(
     at::TensorList mask, double threshold, double threshold_fraction, double reset_cluster_size,
     int64_t cooldown_steps, std::string_view metric, std::string_view /*group_name*/,
     std::string_view /*label*/, const std::optional<at::Tensor>& /*offered*/,
-    std::string_view /*reduction*/, const std::optional<at::Tensor>& /*due*/, bool replace_used) {
+    std::string_view reduction, const std::optional<at::Tensor>& /*due*/, bool replace_used) {
   check_dead_code_arguments(
       {{embed, embed_avg, cluster_size, cooldown},
        {x, mask},
@@ -273,7 +275,7 @@ at::Tensor synced_replace_dead_codes_meta(
        rng,
        {threshold, threshold_fraction, reset_cluster_size, cooldown_steps, replace_used},
        {},
-       true},
+       reduction},
       metric);
   c10::SymInt heads = 0;
   for (const auto& one : embed) heads = heads + one.sym_size(0);

@@ -32,7 +32,7 @@ StepStatistics synced_step_statistics(at::TensorList x, at::TensorList indices,
                                       const SyncedStatisticsOptions& options,
                                       const OfferOptions& offer);
 
-/// The shape of the offers of codebook `c`, from tokens of its first level and its exponents.
+/// The shape of the offers of a codebook, from its tokens and a tensor (H, K).
 OfferShape offer_shape(const at::Tensor& x, const at::Tensor& codes_of_heads);
 
 /// The arguments that offers depend on. Each codebook has one level.

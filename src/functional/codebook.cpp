@@ -1,7 +1,6 @@
 #include <torchvq/functional/codebook.h>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
 #include <torch/library.h>
 
@@ -76,6 +75,8 @@ void initialise_codebook_(at::Tensor initted, at::Tensor cluster_size, at::Tenso
   constexpr auto op = "initialise_codebook_";
   detail::check_dtype(op, "initted", initted, at::kBool);
   check_averages(op, cluster_size, embed_avg, embed);
+  detail::check_rank(op, "x", x, 3, "(H, N, D)");
+  detail::check_size(op, "x", x, 2, embed.sym_size(2), "dimensions of embed");
   at::NoGradGuard no_grad;
   distributed::SyncedKmeansOptions kmeans;
   kmeans.group_name = options.group_name();

@@ -96,7 +96,8 @@ bool is_plain_decoding(const at::Tensor& codebook, const at::Tensor& indices, in
     return false;
   }
   if (!detail::is_plain(codebook) || !detail::is_plain(indices)) return false;
-  const bool fits = heads == 1 || (indices.dim() > (separate ? 1 : 0) && indices.size(-1) == heads);
+  const bool fits =
+      heads == 1 || (heads > 1 && indices.dim() > (separate ? 1 : 0) && indices.size(-1) == heads);
   const int64_t size = codebook.size(1), values = codebook.size(0) * codebook.size(2);
   if (!fits || codebook.size(0) != (separate ? heads : 1)) return false;
   const auto* index = indices.const_data_ptr<int64_t>();

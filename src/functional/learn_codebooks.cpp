@@ -29,6 +29,7 @@
 #include "functional/step_checks.h"
 #include "functional/step_codes.h"
 #include "functional/step_tokens.h"
+#include "ops/ema_update_.h"
 
 namespace torchvq::functional {
 namespace {
@@ -398,13 +399,19 @@ void learn_from_statistics_(const std::vector<CodebookState>& states,
                             const std::vector<CodeStatistics>& statistics,
                             const LearnCodebooksOptions& options,
                             const std::optional<at::Tensor>& weight) {
-  check_learning(states, options);
+  check_learning(states, options, weight);
   check_tokens("learn_from_statistics_", "tokens", tokens.size(), states);
   TORCH_CHECK_VALUE(statistics.size() == tokens.size(),
                     "learn_from_statistics_: expected statistics of ", tokens.size(),
                     " codebooks (as many as tokens), but got ", statistics.size());
   const at::NoGradGuard no_grad;
   const WideCodes wide(states, options);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const auto& [counts, sums, exponents] = statistics[i];
+    detail::check_ema_update_(
+        states[i].cluster_size, states[i].embed_avg, wide.codes()[i],
+        {counts, sums, exponents, options.decay(), options.eps(), options.metric(), std::nullopt});
+  }
   learn_exchanged(states, tokens, {statistics, {}}, wide.codes(), options, weight);
   wide.store(tokens.size());
 }
@@ -414,7 +421,7 @@ std::vector<at::Tensor> learn_codebooks_(const std::vector<CodebookState>& state
                                          const LearnCodebooksOptions& options,
                                          const std::optional<at::Tensor>& weight) {
   if (!options.learns()) return {};
-  check_learning(states, options);
+  check_learning(states, options, weight);
   check_tokens("learn_codebooks_", "tokens", tokens.size(), states);
   const at::NoGradGuard no_grad;
   const WideCodes wide(states, options);
@@ -445,7 +452,7 @@ LearningInFlight::LearningInFlight(std::vector<CodebookState> states,
                                    const std::vector<StepTokens>& tokens,
                                    LearnCodebooksOptions options,
                                    const std::optional<at::Tensor>& weight) {
-  check_learning(states, options);
+  check_learning(states, options, weight);
   check_tokens("learn_codebooks_", "tokens", tokens.size(), states);
   const at::NoGradGuard no_grad;
   const WideCodes wide(states, options);

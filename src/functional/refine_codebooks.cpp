@@ -48,8 +48,7 @@ LevelCodebooks level_codebooks(at::TensorList levels) {
   LevelCodebooks found;
   for (const auto& level : levels) {
     size_t owner = 0;
-    while (owner < found.distinct.size() &&
-           found.distinct[owner].const_data_ptr() != level.const_data_ptr()) {
+    while (owner < found.distinct.size() && !is_same_codebook(found.distinct[owner], level)) {
       ++owner;
     }
     if (owner == found.distinct.size()) found.distinct.push_back(level);

@@ -5,6 +5,8 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/stack.h>
 
+#include "functional/refit_codebooks.h"
+
 namespace torchvq::functional {
 namespace {
 
@@ -34,10 +36,7 @@ std::vector<at::Tensor> levels_of(at::TensorList codebooks, int64_t head) {
   std::vector<at::Tensor> levels;
   for (size_t q = 0; q < codebooks.size(); ++q) {
     size_t first = 0;
-    while (!codebooks[first].is_same(codebooks[q]) &&
-           codebooks[first].const_data_ptr() != codebooks[q].const_data_ptr()) {
-      ++first;
-    }
+    while (!is_same_codebook(codebooks[first], codebooks[q])) ++first;
     levels.push_back(first < q ? levels[first]
                                : codebooks[q].select(0, head).to(at::kFloat).contiguous());
   }

@@ -16,6 +16,13 @@ namespace torchvq::functional {
 /// Codebooks (K, D) as (1, K, D).
 std::vector<at::Tensor> with_one_head(const std::vector<at::Tensor>& codebooks);
 
+/// Whether two levels have one codebook. A slice or another view of a codebook begins at the same
+/// address.
+inline bool is_same_codebook(const at::Tensor& a, const at::Tensor& b) {
+  return a.const_data_ptr() == b.const_data_ptr() && a.sizes() == b.sizes() &&
+         a.strides() == b.strides() && a.scalar_type() == b.scalar_type();
+}
+
 /// Codebooks (K, D), and the index of the codebook of each level.
 struct LevelCodebooks {
   std::vector<at::Tensor> distinct;

@@ -2,8 +2,10 @@
 // changes nothing.
 #pragma once
 
+#include <optional>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include <torchvq/functional/learn_codebooks.h>
@@ -11,6 +13,9 @@
 
 #include "detail/codebook_state.h"
 #include "detail/random_tensor.h"
+#include "detail/readable.h"
+#include "detail/token_checks.h"
+#include "ops/ema_update_.h"
 #include "ops/orthogonal_loss.h"
 #include "ops/replace_dead_codes_.h"
 
@@ -26,13 +31,35 @@ inline void check_averages(const char* op, const at::Tensor& cluster_size,
                     ", but got ", embed_avg.sym_sizes());
 }
 
+inline void check_replaced(const char* op, const at::Tensor& replaced, const at::Tensor& embed) {
+  detail::check_dtype(op, "replaced", replaced, at::kLong);
+  detail::check_rank(op, "replaced", replaced, 1, "(H,)");
+  detail::check_size(op, "replaced", replaced, 0, embed.sym_size(0), "heads of embed");
+  detail::check_no_overlap(op, "replaced", replaced);
+  detail::check_same_device(op, "embed", embed, "replaced", replaced);
+}
+
+/// The weight of a step, in the dtype that ema_update_ gets. Only where its values can be read
+/// without waiting are they checked.
+inline void check_step_weight(const char* op, const at::Tensor& weight,
+                              const at::Tensor& cluster_size) {
+  const auto own = weight.to(cluster_size.options());
+  detail::check_weight(op, own, cluster_size);
+  if (detail::is_readable(own)) detail::check_finite_weight(op, own);
+}
+
 inline void check_learning(const std::vector<CodebookState>& states,
-                           const LearnCodebooksOptions& options) {
+                           const LearnCodebooksOptions& options,
+                           const std::optional<at::Tensor>& weight = std::nullopt) {
   constexpr auto op = "learn_codebooks_";
+  detail::check_decay(op, options.decay());
+  detail::check_non_negative(op, "eps", options.eps());
   for (const auto& state : states) {
     check_averages(op, state.cluster_size, state.embed_avg, state.embed);
     detail::check_rng(op, state.rng);
     detail::check_cooldown(op, state.cooldown, state.embed_avg);
+    if (weight) check_step_weight(op, *weight, state.cluster_size);
+    if (options.replaces()) check_replaced(op, state.replaced, state.embed);
   }
   if (!options.replaces()) return;
   detail::check_dead_code_rules(op, {.threshold = options.threshold(),
@@ -59,9 +86,14 @@ inline void check_step_counts(const char* op, const at::Tensor& counts,
                               const at::Tensor& codebook) {
   detail::check_dtype(op, "step_counts", counts, at::kLong);
   detail::check_rank(op, "step_counts", counts, 2, "(H, K)");
+  detail::check_size(op, "step_counts", counts, 0, codebook.sym_size(0), "heads of the codebook");
   TORCH_CHECK_VALUE(counts.sym_size(1) >= codebook.sym_size(-2), op,
                     ": expected step_counts to count ", codebook.sym_size(-2),
                     " codes, but got shape ", counts.sym_sizes());
+  TORCH_CHECK_VALUE(counts.is_contiguous(), op,
+                    ": expected step_counts to be contiguous, but got strides ",
+                    counts.sym_strides());
+  detail::check_same_device(op, "embed", codebook, "step_counts", counts);
 }
 
 }  // namespace torchvq::functional

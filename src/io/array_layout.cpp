@@ -1,7 +1,6 @@
 #include "io/array_layout.h"
 
 #include <algorithm>
-#include <limits>
 
 namespace torchvq::io {
 

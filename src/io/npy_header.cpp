@@ -5,7 +5,6 @@
 #include <array>
 #include <bit>
 #include <cstring>
-#include <optional>
 #include <string_view>
 
 #include "io/python_literal.h"

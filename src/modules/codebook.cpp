@@ -16,14 +16,12 @@
 
 #include <torchvq/distributed/replicas.h>
 #include <torchvq/functional/codebook.h>
-#include <torchvq/functional/wide_codes.h>
 #include <torchvq/ops/ema_finish_.h>
 #include <torchvq/ops/snapshot.h>
 #include <torchvq/ops/unit_vectors.h>
 
 #include "modules/copy_tensors.h"
 #include "modules/random_state.h"
-#include "modules/ranks.h"
 #include "modules/seen_flag.h"
 
 namespace torchvq {
@@ -363,14 +361,13 @@ std::optional<torch::Tensor> CodebookImpl::learn(const torch::Tensor& x,
   // Outside of training, as for update_ema_indices(), the averages move and no code is replaced.
   if (!is_training()) how.threshold(0).threshold_fraction(0);
   const std::vector<functional::StepTokens> tokens{{raw_inputs(x), indices, mask}};
-  if (keeps_statistics() || (!accumulate && !pending_)) {
+  if (!learns_apart(accumulate)) {
     return functional::learn_codebooks_({state()}, tokens, how, weight)[0];
   }
   const auto [counts, sums, exponents] = functional::collect_statistics({state()}, tokens, how)[0];
   auto statistics = Statistics(counts, sums, exponents);
   if (pending_) {
     statistics = std::apply(functional::merge_statistics, std::tuple_cat(*pending_, statistics));
-    pending_.reset();
   }
   if (accumulate) {
     pending_ = statistics;
@@ -378,6 +375,7 @@ std::optional<torch::Tensor> CodebookImpl::learn(const torch::Tensor& x,
     const auto& [all_counts, all_sums, common] = statistics;
     functional::learn_from_statistics_({state()}, tokens, {{all_counts, all_sums, common}}, how,
                                        weight);
+    pending_.reset();  // not earlier: if the update fails, the next step takes them
   }
   return counts;
 }

@@ -7,7 +7,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 
-#include <torchvq/functional/codebook.h>
 #include <torchvq/functional/evolution.h>
 #include <torchvq/ops/advance_rng_.h>
 

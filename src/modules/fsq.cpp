@@ -4,7 +4,6 @@
 
 #include <ATen/ops/arange.h>
 
-#include <torchvq/functional/codebook.h>
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/quantize_scalars.h>
 #include <torchvq/functional/rotate_features.h>

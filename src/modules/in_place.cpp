@@ -84,6 +84,10 @@ at::Tensor target_of(const at::Tensor& tokens) {
   return tokens.is_inference() ? tokens.clone() : tokens.detach();
 }
 
+std::optional<at::Tensor> target_of(const std::optional<at::Tensor>& mask) {
+  return mask ? std::optional(target_of(*mask)) : std::nullopt;
+}
+
 at::Tensor in_place_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
                          const at::Tensor& codebook, const std::optional<at::Tensor>& mask,
                          const distributed::Ranks& ranks) {
@@ -95,7 +99,7 @@ at::Tensor in_place_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
     const auto& state = *vq.codebook_state;
     const auto found = F::quantize(target, codebook, state.rng, std::nullopt,
                                    F::QuantizeOptions().metric(state.metric()).estimator("none"));
-    loss = ops::commitment_loss(found.inputs, found.codes, mask);
+    loss = ops::commitment_loss(found.inputs, found.codes, target_of(mask));
     loss.backward();
     return target;
   };

@@ -11,9 +11,10 @@
 
 namespace torchvq::detail {
 
-/// The target of a step of a module's own optimizer. Inference tensors are cloned: backward cannot
-/// save them.
+/// The target of a step of a module's own optimizer, and its mask. Inference tensors are cloned:
+/// backward cannot save them.
 at::Tensor target_of(const at::Tensor& tokens);
+std::optional<at::Tensor> target_of(const std::optional<at::Tensor>& mask);
 
 /// One step of a module's own optimizer, which updates `learned` unless it is manual. If it fails, or
 /// no rank has a token, the gradients are those before it.

@@ -10,7 +10,6 @@
 
 #include <torchvq/distributed/ranks.h>
 #include <torchvq/distributed/replicas.h>
-#include <torchvq/functional/codebook.h>
 #include <torchvq/functional/lookup_free.h>
 #include <torchvq/functional/rotate_features.h>
 #include <torchvq/ops/advance_rng_.h>

@@ -87,13 +87,11 @@ std::string evaluating(const std::vector<VectorQuantizeImpl*>& levels) {
 void agree(const VectorQuantizeImpl& vq, const Request& request, at::ScalarType dtype) {
   if (request.ranks.alone()) return;
   const auto& codebook = vq.codebook_state;
-  const bool apart =
-      !codebook->keeps_statistics() && (request.accumulate || codebook->has_pending());
   const Sending call{.frozen = request.frozen,
                      .begins = !codebook->initialised(),
                      .ema_update = request.ema_update || request.accumulate,
                      .learns = codebook->is_training() && !request.topk,
-                     .apart = apart};
+                     .apart = codebook->learns_apart(request.accumulate)};
   auto text = call_text(vq, call, dtype);
   // The header of the statistics compares their use, but k-means and the affine map come before.
   const bool early = !request.frozen && (call.begins || vq.options.affine_param());

@@ -1,6 +1,5 @@
 #include <torchvq/modules/noisy_module.h>
 
-#include <torchvq/functional/codebook.h>
 #include <torchvq/functional/vector_quantize.h>
 #include <torchvq/ops/advance_rng_.h>
 

@@ -140,7 +140,7 @@ bool reads_field(const std::string& name, const optim::OptimizerOptions& options
 }
 
 /// Removes the entries of parameter number `prefix` from `left`, after checking them. A parameter
-/// without any begins anew.
+/// without any keeps its own.
 template <typename ParamState>
 void check_parameter(ParamState fields, const std::string& prefix, const at::Tensor& parameter,
                      const optim::OptimizerOptions& options, State& left) {

@@ -7,7 +7,6 @@
 #include <ATen/ops/tensor.h>
 #include <torch/nn/modules/container/modulelist.h>
 
-#include <torchvq/functional/codebook.h>
 #include <torchvq/functional/quantize_scalars.h>
 #include <torchvq/functional/vqp_compat.h>
 #include <torchvq/ops/advance_rng_.h>
@@ -100,7 +99,6 @@ std::shared_ptr<torch::nn::Module> ResidualFSQImpl::clone(
   auto copy = std::make_shared<ResidualFSQImpl>(built_from_);
   detail::copy_tensors(*this, *copy, device);
   copy->copy_options(*this);
-  copy->scales_ = scales_;
   return copy;
 }
 
@@ -110,6 +108,7 @@ void ResidualFSQImpl::copy_options(const ResidualFSQImpl& other) {
     levels[level]->options = other.levels[level]->options;
   }
   options = other.options;
+  scales_ = other.scales_;
 }
 
 void ResidualFSQImpl::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {

@@ -23,12 +23,13 @@ void step_shared_optimizer(ResidualVQImpl& rvq, const at::Tensor& inputs,
   const c10::InferenceMode no_inference(false);
   const auto backward = [&] {
     const at::AutoGradMode enable_grad(true);
+    const auto own_mask = target_of(mask);
     auto residual = target_of(inputs);
     for (int64_t index = 0; index < request.depth; ++index) {
       const auto found =
           F::quantize(residual, codebook.codes(), codebook.rng, std::nullopt,
                       F::QuantizeOptions().metric(codebook.metric()).estimator("none"));
-      ops::commitment_loss(found.inputs, found.codes, mask).backward();
+      ops::commitment_loss(found.inputs, found.codes, own_mask).backward();
       residual = residual.sub(found.codes.detach());
     }
     return residual;

@@ -9,7 +9,6 @@
 #include "functional/step_tokens.h"
 #include "modules/learn_levels.h"
 #include "modules/losses.h"
-#include "modules/ranks.h"
 #include "modules/residual_engine.h"
 #include "modules/residual_levels.h"
 #include "modules/residual_step.h"

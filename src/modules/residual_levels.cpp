@@ -3,7 +3,6 @@
 #include <torchvq/functional/vector_quantize.h>
 #include <torchvq/ops/straight_through.h>
 
-#include "modules/ranks.h"
 #include "modules/residual_beam.h"
 #include "modules/residual_in_place.h"
 #include "modules/search.h"

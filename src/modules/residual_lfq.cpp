@@ -11,7 +11,6 @@
 
 #include <torchvq/distributed/all_reduce.h>
 #include <torchvq/distributed/replicas.h>
-#include <torchvq/functional/codebook.h>
 #include <torchvq/functional/rotate_features.h>
 #include <torchvq/ops/advance_rng_.h>
 #include <torchvq/ops/sign_quantize.h>

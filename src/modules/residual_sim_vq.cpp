@@ -7,7 +7,6 @@
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <torchvq/distributed/replicas.h>
-#include <torchvq/functional/codebook.h>
 #include <torchvq/functional/estimate.h>
 #include <torchvq/ops/advance_rng_.h>
 #include <torchvq/ops/residual_beam_search.h>

@@ -11,7 +11,6 @@
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/learn_codebooks.h>
 #include <torchvq/functional/scales.h>
-#include <torchvq/functional/vector_quantize.h>
 
 #include "functional/step_tokens.h"
 #include "modules/learn_levels.h"

@@ -1,11 +1,13 @@
 #include "modules/search.h"
 
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+
 #include <torchvq/functional/quantize.h>
 #include <torchvq/functional/vector_quantize.h>
 #include <torchvq/ops/snapshot.h>
 
 #include "modules/in_place.h"
-#include "modules/ranks.h"
 
 namespace torchvq::detail {
 
@@ -92,6 +94,8 @@ CodesOfStep codes_of_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
                           const Request& request) {
   at::Tensor in_place;
   if (vq.is_training() && vq.learns_in_place() && !request.frozen) {
+    // A step learns in inference mode, too, as it does under no_grad.
+    const c10::InferenceMode no_inference(false);
     const at::AutoGradMode enable_grad(true);
     const auto codebook = codes_to_search(vq, request, tokens, projected.scalar_type());
     in_place = in_place_step(vq, projected, codebook, mask, request.ranks);

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <ostream>
+#include <typeinfo>
 #include <utility>
 
 #include <ATen/TensorOperators.h>
@@ -30,6 +31,14 @@ using OptionalTensor = std::optional<torch::Tensor>;
 
 namespace {
 
+/// The transform if it is a linear layer, otherwise null: a class derived from it may have a forward
+/// of its own.
+const torch::nn::LinearImpl* linear_layer(const torch::nn::AnyModule& transform) {
+  const auto module = transform.ptr();
+  const auto& type = *module;
+  return typeid(type) == typeid(torch::nn::LinearImpl) ? type.as<torch::nn::LinearImpl>() : nullptr;
+}
+
 /// A half-precision linear layer multiplies in float32, as for learnable codes.
 torch::Tensor transformed(const torch::nn::LinearImpl& layer, const torch::Tensor& codes) {
   const auto dtype = layer.weight.scalar_type();
@@ -42,7 +51,7 @@ torch::Tensor transformed(const torch::nn::LinearImpl& layer, const torch::Tenso
 /// them: a linear layer in the dtype of the codes, which must be that of the tokens'
 /// arithmetic. Otherwise null.
 const torch::nn::LinearImpl* plain_map(const SimVQImpl& vq, const torch::Tensor& tokens) {
-  const auto* linear = vq.code_transform.ptr()->as<torch::nn::LinearImpl>();
+  const auto* linear = linear_layer(vq.code_transform);
   if (linear == nullptr || !vq.is_training()) return nullptr;
   const auto dtype = tokens.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const auto &weight = linear->weight, &frozen = vq.frozen_codebook;
@@ -115,7 +124,7 @@ SimVQImpl::borrowed_modules() const {
 torch::Tensor SimVQImpl::codebook() {
   // Decoding recomputes the codes, possibly outside autocast.
   const detail::WithoutAutocast without_autocast;
-  const auto* linear = code_transform.ptr()->as<torch::nn::LinearImpl>();
+  const auto* linear = linear_layer(code_transform);
   const auto codes = linear != nullptr ? transformed(*linear, frozen_codebook)
                                        : detail::apply_network(code_transform, frozen_codebook);
   TORCH_CHECK_VALUE(codes.dim() == 2 && codes.size(0) == options.codebook_size() &&

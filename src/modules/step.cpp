@@ -55,7 +55,7 @@ Step searched_step(VectorQuantizeImpl& vq, const at::Tensor& x,
   const auto [codebook, in_place] = prepared_codes(vq, x, request, layout);
   const bool training = vq.is_training();
   const bool learns = training && own.is_training() && !request.frozen && !request.topk;
-  const bool apart = learns && !own.keeps_statistics() && (request.accumulate || own.has_pending());
+  const bool apart = learns && own.learns_apart(request.accumulate);
   if (training) {
     own.reset_replaced();
     // A new tensor, so that a copy of the module keeps its own.
@@ -85,13 +85,19 @@ Step searched_step(VectorQuantizeImpl& vq, const at::Tensor& x,
                         in_place.defined() ? in_place : found.loss.new_zeros({})}};
 }
 
+CallerCode caller_code(const VectorQuantizeImpl& vq, const Request& request) {
+  // Of a step apart, the candidates for dead codes are sent after its first update.
+  const bool apart = vq.codebook_state->learns_apart(request.accumulate);
+  if (apart && !request.ranks.alone()) return CallerCode::kBetweenUpdates;
+  return request.transform ? CallerCode::kBeforeUpdate : CallerCode::kNone;
+}
+
 }  // namespace
 
 Step step(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::Tensor>& before,
           const Request& request, const F::TokenLayout& layout) {
   const auto run = [&] { return searched_step(vq, x, before, request, layout); };
-  const auto runs = request.transform ? CallerCode::kBeforeUpdate : CallerCode::kNone;
-  return vq.is_training() ? undone_if_it_fails({&vq}, run, runs) : run();
+  return vq.is_training() ? undone_if_it_fails({&vq}, run, caller_code(vq, request)) : run();
 }
 
 }  // namespace torchvq::detail

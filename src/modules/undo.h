@@ -1,5 +1,6 @@
-// A step that fails leaves the codebooks as they were, where the caller's code fails, and their
-// counts.
+// A step that fails leaves the codebooks and their counts as they were, where the caller's code or a
+// message between two updates fails. Codes with an optimizer of their own keep the steps that it
+// has taken before.
 #pragma once
 
 #include <utility>
@@ -11,7 +12,8 @@
 
 namespace torchvq::detail {
 
-/// When code of the caller runs in a step, besides the bridges of its levels.
+/// When code of the caller runs in a step, besides the bridges of its levels; a message, which may
+/// be lost, counts as such code only between updates.
 enum class CallerCode { kNone, kBeforeUpdate, kBetweenUpdates };
 
 /// What a step of these levels may have written when it fails, to return to: the counts of the last

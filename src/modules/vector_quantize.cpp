@@ -7,11 +7,9 @@
 #include <ATen/ops/isfinite.h>
 #include <torch/nn/modules/container/sequential.h>
 
-#include <torchvq/functional/codebook.h>
 #include <torchvq/functional/decode.h>
 #include <torchvq/functional/layout.h>
 #include <torchvq/ops/advance_rng_.h>
-#include <torchvq/ops/lookup_codes.h>
 #include <torchvq/ops/unit_vectors.h>
 
 #include "detail/checks.h"
@@ -24,10 +22,8 @@
 #include "modules/messages.h"
 #include "modules/projection.h"
 #include "modules/ranks.h"
-#include "modules/search.h"
 #include "modules/stats.h"
 #include "modules/step.h"
-#include "ops/unit_vectors.h"
 
 namespace torchvq {
 

@@ -29,6 +29,11 @@ void check_weight(const char* op, const at::Tensor& weight, const at::Tensor& cl
   check_same_device(op, "embed", cluster_size, "weight", weight);
 }
 
+void check_finite_weight(const char* op, const at::Tensor& weight) {
+  TORCH_CHECK_VALUE(weight.isfinite().all().item<bool>(), op,
+                    ": expected weight to be finite, but got NaN or infinity");
+}
+
 bool check_ema_update_(const at::Tensor& cluster_size, const at::Tensor& embed_avg,
                        const at::Tensor& embed, const EmaUpdateArguments& arguments) {
   check_codebook_state(kEmaUpdate, cluster_size, embed_avg, embed);

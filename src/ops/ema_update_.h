@@ -22,6 +22,9 @@ struct EmaUpdateArguments {
 /// Checks a factor of 1 - decay that broadcasts to (H, K).
 void check_weight(const char* op, const at::Tensor& weight, const at::Tensor& cluster_size);
 
+/// Reads the weight, so only for weights on the CPU.
+void check_finite_weight(const char* op, const at::Tensor& weight);
+
 /// Returns whether the metric is cosine.
 bool check_ema_update_(const at::Tensor& cluster_size, const at::Tensor& embed_avg,
                        const at::Tensor& embed, const EmaUpdateArguments& arguments);

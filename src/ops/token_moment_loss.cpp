@@ -30,6 +30,8 @@ void check_token_moment_loss_backward(const at::Tensor& grad, const at::Tensor& 
   check_dtype(op, "grad", grad, value_dtype(x, x));
   check_rank(op, "grad", grad, 0, "()");
   check_same_device(op, "x", x, "grad", grad);
+  check_dtype(op, "moments", moments, sum_dtype(x));
+  check_same_device(op, "x", x, "moments", moments);
   check_rank(op, "moments", moments, 1, "(1 + 4 D,)");
   check_size(op, "moments", moments, 0, 1 + 4 * x.sym_size(-1), "moments of x");
 }

@@ -5,6 +5,7 @@
 #include <torchvq/ops/token_moments.h>
 
 #include "detail/op_handle.h"
+#include "detail/precision.h"
 #include "detail/token_checks.h"
 
 namespace torchvq {
@@ -26,7 +27,7 @@ void detail::check_token_moments_backward(const at::Tensor& grad, const at::Tens
                                           const std::optional<at::Tensor>& mask) {
   constexpr auto op = "token_moments_backward";
   check_token_moments(x, mask);
-  check_dtype(op, "moments", moments, at::kDouble);
+  check_dtype(op, "moments", moments, sum_dtype(x));
   check_same_device(op, "x", x, "moments", moments);
   check_same_device(op, "x", x, "grad", grad);
   const auto size = 1 + 4 * x.sym_size(-1);

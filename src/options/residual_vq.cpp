@@ -92,8 +92,9 @@ std::vector<int64_t> ResidualVQOptions::validate() const {
 void GroupedResidualVQOptions::validate() const {
   constexpr detail::ExpectOption expect{"GroupedResidualVQ"};
   expect(groups() >= 1, "groups", "at least 1", groups());
-  expect(dim() % groups() == 0, "dim", "a multiple of " + std::to_string(groups()) + " groups",
-         dim());
+  expect(dim() >= 1 && dim() % groups() == 0, "dim",
+         "a multiple of " + std::to_string(groups()) + " groups", dim());
+  rvq().validate();
 }
 
 // By name -----------------------------------------------------------------------------------------

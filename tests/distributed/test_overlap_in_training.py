@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import sys
@@ -413,6 +414,29 @@ def test_a_module_is_dropped_in_flight(two: Ranks, others_send: bool) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     # The default group still works.
     assert two.run(in_parallel, "default", OVERLAP, {})
+
+
+def read_by_a_forked_child(rank: int) -> tuple[list[str], list[Tensor]]:
+    """The errors of two reads in a child that begins with a message in flight, and what the parent learns."""
+    module = trained("VectorQuantize", rank)
+    output = module(tokens(rank, 2).requires_grad_())[0]
+    assert in_flight(module)
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    child = os.fork()
+    if child == 0:
+        theirs.send([outcome(module.state_dict), outcome(module.eval)])
+        os._exit(0)
+    found = ours.recv() if ours.poll(GROUP_TIMEOUT.total_seconds()) else ["no answer"]
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    output.sum().backward()
+    return found, list(state_of(module).values())
+
+
+def test_a_forked_child_does_not_wait_for_the_message(two: Ranks) -> None:
+    (errors, first), (_, second) = two.run(read_by_a_forked_child)
+    assert all("expected a forked process to begin between steps" in error for error in errors)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 END = """

@@ -116,6 +116,12 @@ def test_replacement_is_that_of_one_process(ranks: Ranks, split: str, metric: st
         assert traffic[:3] == (0, 1, 0), "one gather for all levels"
 
 
+def test_other_reductions_are_refused() -> None:
+    x, mask = batches("even", 1, 1)
+    with pytest.raises(ValueError, match='reduction to be "exact" or "float", but got "half"'):
+        synced(make_state([7], [3]), x, mask, reduction="half")
+
+
 def with_cooldowns(state: State, tokens: bool) -> State:
     """A third of the codes is in cool-down. `tokens`: every code has one; otherwise none has."""
     for cooldown, counts in zip(state["cooldown"], state["counts"], strict=True):

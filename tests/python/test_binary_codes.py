@@ -87,6 +87,13 @@ def test_binary_one_hot_value_and_gradient(bits, dtype, generator):
     torch.testing.assert_close(logits.grad.double(), twin.grad, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("op", [ops.binary_one_hot, any_path("binary_one_hot")])
+def test_binary_one_hot_of_numbers_beyond_float32(op):
+    logits = torch.tensor([[1e39], [math.inf]], dtype=torch.float64)
+    first, second = op(logits, torch.tensor([1, 1]))
+    assert first.tolist() == [0, 1] and second.isnan().all()
+
+
 def test_binary_one_hot_paths_agree(generator):
     logits = torch.randn(30, 6, generator=generator)
     logits[3, 2] = math.nan

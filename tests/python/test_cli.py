@@ -326,9 +326,9 @@ def test_the_relative_error_of_zeros_is_no_number(tmp_path: Path) -> None:
 
 
 def test_names_in_a_file_do_not_command_the_terminal(tmp_path: Path) -> None:
-    save_file({"a\n\x1b[2Jb": np.arange(3)}, tmp_path / "t.safetensors")
+    save_file({"a\n\x1b[2Jb\x9b2Jé": np.arange(3)}, tmp_path / "t.safetensors")
     lines = run("inspect", "t.safetensors", cwd=tmp_path).stdout.splitlines()
-    assert len(lines) == 3 and lines[2].startswith("a  [2Jb ")
+    assert len(lines) == 3 and lines[2].startswith("a  [2Jb 2Jé ")
 
 
 def test_a_file_larger_than_the_address_space_streams(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,20 @@ import numpy as np
 import pytest
 from cli_support import Array, cli_path, clusters, run, run_json, snapshot
 from safetensors.numpy import save_file
+from torch.distributed import TCPStore
 
 OUT = "out.safetensors"
 
 
-def torchrun(processes: int, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def torchrun(
+    processes: int, *arguments: str, cwd: Path, program: str | Path | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [
         *[sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)],
         *["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--no-python"],
     ]
     return subprocess.run(
-        [*command, cli_path(), *arguments],
+        [*command, program or cli_path(), *arguments],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -206,6 +210,81 @@ def test_errors_of_all_ranks_are_one_line(parts: Path) -> None:
 def test_other_options_on_another_rank(parts: Path) -> None:
     results = together(2, *FIT, "--seed", "{r}", cwd=parts)
     expect_one_line(results, "--seed 0 on rank 0 and")
+
+
+def test_other_files_on_another_rank(parts: Path) -> None:
+    results = together(2, "fit", "part-{rank}.npy", "-k", "8", "-o", "{r}.safetensors", cwd=parts)
+    expect_one_line(results, "but got -o 0.safetensors --codebook-size 8")
+
+
+SEVERAL = """
+for fit in absent a b c; do
+  {cli} fit $fit-{{rank}}.npy -k 8 --iterations 3 --timeout 30 --quiet -o $fit.safetensors
+  echo "$fit on rank $RANK: $?"
+  [ $RANK = 0 ] && sleep 1.5
+done
+true
+"""
+
+
+def test_several_fits_in_one_job(tmp_path: Path) -> None:
+    """Each meets its partners only, also after one that failed, and while rank 0 does something else."""
+    for seed, name in enumerate("abc"):
+        x = clusters(300, 4, seed)
+        np.save(tmp_path / f"{name}.npy", x)
+        np.save(tmp_path / f"{name}-0.npy", x[:100])
+        np.save(tmp_path / f"{name}-1.npy", x[100:])
+    result = torchrun(2, "-c", SEVERAL.format(cli=cli_path()), cwd=tmp_path, program="bash")
+    assert result.returncode == 0, result.stderr
+    codes = {f"{name} on rank {rank}: 0" for name in "abc" for rank in range(2)}
+    failed = {f"absent on rank {rank}: 2" for rank in range(2)}
+    assert set(result.stdout.splitlines()) == codes | failed, (result.stdout, result.stderr)
+    for name in "abc":
+        fit = ["fit", f"{name}.npy", "-k", "8", "--iterations", "3", "-o", "one.safetensors"]
+        run_json(*fit, cwd=tmp_path)
+        one = (tmp_path / "one.safetensors").read_bytes()
+        assert (tmp_path / f"{name}.safetensors").read_bytes() == one
+
+
+@pytest.fixture
+def job() -> Iterator[tuple[int, dict[str, str]]]:
+    """The store of a job, as torchrun's agent holds it: its port, and what processes find in their environment."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield store.port, {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    del store
+
+
+def test_a_rank_that_skips_a_fit_mixes_no_others(
+    parts: Path, job: tuple[int, dict[str, str]]
+) -> None:
+    port, environment = job
+    for seed in range(2):
+        np.save(parts / f"other-{seed}.npy", clusters(100, 4, seed))
+    other = ["fit", "other-{rank}.npy", *FIT[2:-1], "other.safetensors"]
+    before = snapshot(parts)
+    for commands in [(FIT, other), (other, FIT)]:
+        processes = [
+            start(rank, 2, port, *command, "--timeout", "30", cwd=parts, **environment)
+            for rank, command in enumerate(commands)
+        ]
+        outputs = [process.communicate(timeout=60) for process in processes]
+        results = [(p.returncode, *output) for p, output in zip(processes, outputs, strict=True)]
+        expect_one_line(results, "expected the same command on all processes")
+    assert snapshot(parts) == before
+
+
+def test_a_fit_that_one_rank_gave_up_leaves_the_ranks_in_step(
+    parts: Path, job: tuple[int, dict[str, str]]
+) -> None:
+    port, environment = job
+    for rank in (0, 1):
+        process = start(rank, 2, port, *FIT, "--timeout", "2", cwd=parts, **environment)
+        out, errors = process.communicate(timeout=60)
+        assert (process.returncode, out) == (2, "") and "did not meet" in errors, errors
+        assert "s, with --timeout 2: " in errors
+    processes = [start(rank, 2, port, *FIT, cwd=parts, **environment) for rank in (1, 0)]
+    outputs = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
 
 
 def test_a_rank_that_never_comes(parts: Path) -> None:

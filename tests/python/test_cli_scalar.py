@@ -244,6 +244,12 @@ def test_bad_options(tmp_path: Path, x: Array, name: str) -> None:
     expect_bad_input(fragment, "fit", "x.npy", *options, "-o", CODEC, cwd=tmp_path)
 
 
+def test_no_vectors(tmp_path: Path) -> None:
+    np.save(tmp_path / "none.npy", np.zeros((0, 12), np.float32))
+    fragment = "none.npy: expected at least one vector, but it holds 0"
+    expect_bad_input(fragment, "fit", "none.npy", *LFQ_OPTIONS, "-o", CODEC, cwd=tmp_path)
+
+
 DAMAGES: dict[str, tuple[dict[str, str], str]] = {
     "no dim": ({"dim": ""}, "expected dim"),
     "levels": ({"levels": "8,,5"}, "expected levels"),

@@ -87,6 +87,11 @@ def test_an_index_outside_is_refused(index):
         _ops.decode_indices(rand(1, 7, 5), torch.tensor([[0, index]]), [])
 
 
+def test_no_heads_are_refused():
+    with pytest.raises(ValueError, match="expected heads to be at least 1, but got 0"):
+        _ops.decode_indices(rand(1, 7, 5), torch.zeros(3, 0, dtype=torch.long), [], heads=0)
+
+
 def test_affine_tensors_are_counted():
     codebook, indices = rand(1, 7, 5), torch.zeros(1, 2, dtype=torch.long)
     with pytest.raises(ValueError, match="decode_indices: expected affine to be 4 tensors"):

@@ -197,6 +197,16 @@ def test_bits_depend_on_neither_order_nor_threads() -> None:
         assert torch.equal(errors, results[0][1]) and torch.equal(counts, results[0][2])
 
 
+def test_a_slice_is_a_codebook_of_its_own() -> None:
+    x, codes = tokens()[None], torch.randn(1, 16, 5)
+    # The same memory; but a transposed view begins there too.
+    for first, second in ((codes, codes[:, :9]), (codes[:, :5], codes[:, :5].mT)):
+        found = ops.refine_codebooks(x, [first, second], iterations=2)
+        alone = ops.refine_codebooks(x, [first, second.clone()], iterations=2)
+        assert [code.shape for code in found[0]] == [first.shape, second.shape]
+        assert all(map(torch.equal, [*found[0], *found[1:]], [*alone[0], *alone[1:]]))
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_every_stack(case: str) -> None:
     stack = build(case)

@@ -15,12 +15,12 @@ ops = torch.ops.torchvq
 HEADS, SIZE, DIM, TOKENS = 1, 4, 3, 5
 
 
-def state(heads: int = HEADS) -> list[Tensor]:
+def state(size: int = SIZE) -> list[Tensor]:
     """embed, cluster_size, embed_avg, cooldown, replaced of a codebook."""
     generator = torch.Generator().manual_seed(0)
-    embed = torch.randn(heads, SIZE, DIM, generator=generator)
-    counts = torch.zeros(heads, SIZE).long(), torch.zeros(heads).long()
-    return [embed, torch.ones(heads, SIZE), embed.clone(), *counts]
+    embed = torch.randn(HEADS, size, DIM, generator=generator)
+    counts = torch.zeros(HEADS, size).long(), torch.zeros(HEADS).long()
+    return [embed, torch.ones(HEADS, size), embed.clone(), *counts]
 
 
 def wrong(own: list[Tensor], place: int, value: Tensor) -> list[Tensor]:
@@ -57,10 +57,35 @@ def learn(own: list[Tensor], levels: int = 1, codebooks: int = 1, **options: Any
     )
 
 
+def learn_statistics(own: list[Tensor], change: int | None = None, **options: Any) -> Any:
+    """Learns two codebooks from collected statistics, of which one tensor lacks an axis."""
+    rng, x, indices = [RNG] * 2, [X] * 2, [INDICES] * 2
+    found = ops.collect_statistics(own, rng, x, indices, mask=[])
+    statistics = [part[level] for level in range(2) for part in found]
+    if change is not None:
+        statistics[change] = statistics[change][0]
+    return learn(own, 2, 2, statistics=statistics, **options)
+
+
 Call = Callable[[list[Tensor]], Any]
 STEPS: dict[str, tuple[list[Tensor], Call, str]] = {
     "generator": (state(), lambda s: step(s, rng=torch.zeros(3).long()), "rng to have shape"),
     "counts": (state(), lambda s: step(s, counts=COUNTS[:, 1:]), "step_counts to count 4 codes"),
+    "heads of counts": (
+        state(),
+        lambda s: step(s, counts=torch.zeros(2, SIZE).long()),
+        "step_counts to have size 1 .heads of the codebook",
+    ),
+    "strides of counts": (
+        state() * 2,
+        lambda s: stack(s, counts=[COUNTS.clone(), torch.zeros(1, 2 * SIZE).long()[:, ::2]]),
+        "step_counts to be contiguous",
+    ),
+    "device of counts": (
+        state(),
+        lambda s: step(s, counts=COUNTS.to("meta")),
+        "embed and step_counts to be on the same device",
+    ),
     "threshold": (
         state(),
         lambda s: step(s, threshold=float("nan"), threshold_fraction=0.5, reset_cluster_size=1.0),
@@ -69,6 +94,16 @@ STEPS: dict[str, tuple[list[Tensor], Call, str]] = {
     "fraction": (state(), lambda s: step(s, **DEAD, threshold_fraction=-1.0), "threshold_fraction"),
     "reset": (state(), lambda s: step(s, threshold=2.0, reset_cluster_size=float("inf")), "reset"),
     "cooldown": (wrong(state(), 3, FLOATS), lambda s: step(s, **DEAD), "cooldown to be int32"),
+    "heads of replaced": (
+        wrong(state(), 4, torch.zeros(2).long()),
+        lambda s: learn(s, **DEAD),
+        "replaced to have size 1",
+    ),
+    "dtype of replaced": (
+        wrong(state(), 4, torch.zeros(1)),
+        lambda s: ops.expire_codes_(s, [RNG], [X], **DEAD),
+        "replaced to be Long",
+    ),
     "averages": (wrong(state(), 2, NARROW), step, "embed_avg to have the shape"),
     "affine": (state(), lambda s: step(s, affine=[X]), "affine to hold no tensor or 4"),
     "orthogonal": (
@@ -99,6 +134,21 @@ STEPS: dict[str, tuple[list[Tensor], Call, str]] = {
         lambda s: learn(s, levels=2, codebooks=2),
         "embed_avg to have the shape",
     ),
+    "weight of a second codebook": (
+        [*state(), *state(SIZE + 1)],
+        lambda s: learn_statistics(s, weight=torch.ones(SIZE)),
+        "weight to broadcast to .1, 5.",
+    ),
+    "weight": (
+        state() * 2,
+        lambda s: learn_statistics(s, weight=torch.tensor(float("nan"))),
+        "weight to be finite",
+    ),
+    "counts of a second codebook": (
+        [*state(), *state(SIZE + 1)],
+        lambda s: learn_statistics(s, change=3),
+        "counts to have 2 dimensions",
+    ),
     "expired": (state(), lambda s: ops.expire_codes_(s, [RNG], [], **DEAD), "x to hold 1 tensors"),
     "collected": (
         state(),
@@ -115,6 +165,11 @@ STEPS: dict[str, tuple[list[Tensor], Call, str]] = {
         lambda s: ops.initialise_codebook_(torch.tensor(False), s[1], s[2], s[0], X, RNG),
         "embed_avg to have the shape",
     ),
+    "features of first codes": (
+        state(),
+        lambda s: ops.initialise_codebook_(torch.tensor(False), s[1], s[2], s[0], X[..., :1], RNG),
+        "x to have size 3 .dimensions of embed",
+    ),
 }
 
 
@@ -122,7 +177,7 @@ STEPS: dict[str, tuple[list[Tensor], Call, str]] = {
 def test_refused_operators_change_nothing(case: str) -> None:
     given, call, fragment = STEPS[case]
     own = [tensor.clone() for tensor in given]
-    with pytest.raises((ValueError, TypeError), match=fragment):
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=fragment):
         call(own)
     for after, before in zip(own, given, strict=True):
         assert torch.equal(after, before)

@@ -279,3 +279,46 @@ def test_the_operator_checks_what_it_is_given() -> None:
         torch.ops.torchvq.learn_codebooks_(
             state[:5], [rng], [x], [indices], mask=[], statistics=[], sync_every=2
         )
+
+
+def learn(state: list[Tensor], step: int, **options: Any) -> None:
+    x, indices = tokens(step)[:1], torch.arange(50).remainder(24)[None]
+    torch.ops.torchvq.learn_codebooks_(
+        state,
+        [torch.tensor([1, 2])],
+        [x],
+        [indices],
+        mask=[],
+        statistics=[],
+        sync_every=2,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (dict(weight=torch.ones(23)), "weight to broadcast to"),
+        (dict(weight=torch.full((24,), float("inf"))), "weight to be finite"),
+        (dict(decay=1.5), "decay to be in"),
+        (dict(eps=-1.0), "eps to be"),
+    ],
+)
+def test_a_refused_step_keeps_the_statistics(option: dict[str, Any], message: str) -> None:
+    state = build(sync_every=2)._codebook.state()
+    learn(state, 0)
+    before = [tensor.clone() for tensor in state]
+    assert before[5].any()
+    with pytest.raises(ValueError, match=f"learn_codebooks_: expected {message}"):
+        learn(state, 1, **option)
+    assert all(map(torch.equal, state, before))
+
+
+def test_kept_steps_may_have_strides() -> None:
+    state, strided = (build(sync_every=2)._codebook.state() for _ in range(2))
+    strided[5] = torch.full((4, 2), -7)[:, 0]
+    strided[5].zero_()
+    for step in range(3):
+        learn(state, step)
+        learn(strided, step)
+    assert all(map(torch.equal, state, strided))

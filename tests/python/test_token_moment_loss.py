@@ -113,3 +113,23 @@ def test_wrong_arguments_of_the_gradient_are_refused(change, message):
     for path in (ops.moment_loss_backward, any_path("moment_loss_backward")):
         with pytest.raises(ValueError, match=f"expected {message}"):
             path(**given)
+
+
+@pytest.mark.parametrize(
+    ("moments", "message"),
+    [
+        (torch.zeros(17), "moments to be Double"),
+        (
+            torch.zeros(17, dtype=torch.float64, device="meta"),
+            "x and moments to be on the same device",
+        ),
+    ],
+    ids=["dtype", "device"],
+)
+def test_other_moments_are_refused(moments, message):
+    arguments = (torch.ones(()), torch.randn(8, 4), moments, TARGETS, WEIGHTS, None)
+    for path in (ops.token_moment_loss_backward, any_path("token_moment_loss_backward")):
+        with pytest.raises(
+            (TypeError, RuntimeError), match=f"token_moment_loss_backward: expected {message}"
+        ):
+            path(*arguments)

@@ -58,8 +58,9 @@ struct CodecStack {
 
 /// Writes a stack. One group of one level is the file of save_codec(path, Codec); otherwise the
 /// keys are those of the Python module: `layers.<q>._codebook.*` for one group,
-/// `rvqs.<g>.layers.<q>._codebook.*` for several. The metadata also has class, groups, levels,
-/// codebook_size (of all levels, separated by commas if they differ) and dim.
+/// `rvqs.<g>.layers.<q>._codebook.*` for several. The metadata also has class,
+/// codebook_size (of all levels, separated by commas if they differ), dim, num_quantizers unless it is
+/// one codebook, and groups if there are several.
 ///
 /// Python   rvq = torchvq.ResidualVQ(dim=D, num_quantizers=Q, codebook_size=K)
 ///          rvq = torchvq.GroupedResidualVQ(dim=D, groups=G, num_quantizers=Q, codebook_size=K)

@@ -23,6 +23,8 @@ TORCHVQ_API void check_archive(const torch::nn::Module& module,
 template <typename Derived>
 class CheckedLoad : public torch::nn::Cloneable<Derived> {
  public:
+  using torch::nn::Cloneable<Derived>::Cloneable;
+
   void load(torch::serialize::InputArchive& archive) override {
     detail::check_archive(*this, archive);
     torch::nn::Module::load(archive);

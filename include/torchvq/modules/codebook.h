@@ -112,6 +112,11 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
   bool keeps_statistics() const;
   /// Whether a training step computes statistics.
   bool learns(bool ema_update) const;
+  /// Whether a step computes its statistics apart from the update: they wait for a later step, or
+  /// those of earlier steps join them.
+  bool learns_apart(bool accumulate) const {
+    return !keeps_statistics() && (accumulate || has_pending());
+  }
   /// Whether earlier steps have left statistics for the next one.
   bool has_pending() const { return pending_.has_value(); }
   /// Clears the count of replaced codes, in a new tensor, so that copies of the module keep theirs.

@@ -12,11 +12,11 @@
 #include <type_traits>
 #include <utility>
 
-#include <torch/nn/cloneable.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/pimpl.h>
 
+#include <torchvq/modules/checked_load.h>
 #include <torchvq/modules/random_projection_quantizer.h>
 
 namespace torchvq {
@@ -68,14 +68,13 @@ concept Quantizer = HasNoOutput<Module> || HasOutput<Module>;
 /// auto output = model(torch::randn({1, 1024, 16}));  // a VectorQuantizeOutput
 /// ```
 template <typename... Modules>
-class SequentialImpl : public torch::nn::Cloneable<SequentialImpl<Modules...>> {
+class SequentialImpl : public CheckedLoad<SequentialImpl<Modules...>> {
   static_assert((0 + ... + (detail::Quantizer<Modules> ? 1 : 0)) == 1,
                 "Sequential: expected exactly one quantizer among the modules");
 
  public:
   explicit SequentialImpl(Modules... modules)
-      : torch::nn::Cloneable<SequentialImpl>("torchvq::Sequential"),
-        modules_(std::move(modules)...) {
+      : CheckedLoad<SequentialImpl>("torchvq::Sequential"), modules_(std::move(modules)...) {
     auto list = this->register_module("fns", torch::nn::ModuleList());
     const auto add = [&](std::shared_ptr<torch::nn::Module> module) {
       list->push_back(std::move(module));

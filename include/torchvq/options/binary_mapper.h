@@ -44,7 +44,7 @@ struct TORCHVQ_API BinaryMapperForwardOptions {
   TORCH_ARG(std::optional<bool>, straight_through);
   /// Whether to compute the loss; otherwise it is 0. Default: in training.
   TORCH_ARG(std::optional<bool>, calc_aux_loss);
-  /// Take the likelier bits instead of drawing. Default: in evaluation.
+  /// Take the likelier bits instead of drawing. Default: in evaluation, if deterministic_on_eval.
   TORCH_ARG(std::optional<bool>, deterministic);
   /// The mean of the loss over tokens; otherwise one value per token. Default: true.
   TORCH_ARG(bool, reduce_aux_kl_loss) = true;

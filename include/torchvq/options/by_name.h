@@ -28,7 +28,8 @@ TORCHVQ_API bool set_option(Options& options, const std::string& name, const std
 /// @param values  one for each name.
 /// @return  the values of options whose default depends on others: for VectorQuantize
 ///          rotation_trick, ema_update and learnable_codebook as 0 or 1, for ResidualVQ the
-///          codebook size of every level, otherwise nothing.
+///          codebook size of every level, for HierarchicalVQ the number of codes of each scale, then
+///          the grid of each scale, then its convolution, otherwise nothing.
 /// Throws c10::ValueError for an option out of range, options that exclude each other, and an
 /// unknown class; c10::TypeError for a value of the wrong kind, an unknown option, and a missing
 /// option.

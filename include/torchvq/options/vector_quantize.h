@@ -128,7 +128,7 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// Training updates the codes by moving averages. Default: true, but false with vq_bridge and
   /// directional_reparam.
   TORCH_ARG(std::optional<bool>, ema_update);
-  /// Training updates only the averages; codebook()->update_ema() sets the codes. Default: false.
+  /// Training updates only the averages; codebook_state->update_ema() sets the codes. Default: false.
   TORCH_ARG(bool, manual_ema_update) = false;
   /// The codes are parameters, pulled by the commitment loss. Needs ema_update(false).
   /// Default: false, but true with vq_bridge and directional_reparam.

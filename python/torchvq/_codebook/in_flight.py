@@ -5,6 +5,7 @@ the next forward, or before that by any access to the state of one of its codebo
 """
 
 import functools
+import os
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,7 @@ class StepInFlight:
             options["group_name"],
             options["label"],
         )
+        self._process = os.getpid()
         # Codebooks own their step: it is dropped with the last of them, and the message is then never awaited.
         self._codebooks = [weakref.ref(codebook) for codebook in codebooks]
         for codebook in codebooks:
@@ -82,7 +84,13 @@ class StepInFlight:
 
         Raises:
             DistBackendError, DistError: of the step that sent; its codebooks are then as they were before it.
+            RuntimeError: in a forked child, to which the threads that receive the message do not belong.
         """
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "overlap_sync: expected a forked process to begin between steps, but got one that began with a message "
+                "in flight, which only its parent receives; start workers after backward"
+            )
         # Cleared first, because finish() below accesses the state, which would settle again.
         work, self._work = self._work, None
         for reference in self._codebooks:

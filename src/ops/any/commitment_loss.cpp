@@ -2,7 +2,6 @@
 #include "ops/commitment_loss.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/where.h>
 #include <torch/library.h>
 
 #include "detail/ordered_sum.h"

@@ -2,7 +2,6 @@
 // have kernels of their own.
 #include "ops/kmeans.h"
 
-#include <ATen/ops/stack.h>
 #include <torch/library.h>
 
 #include "ops/kmeans_steps.h"

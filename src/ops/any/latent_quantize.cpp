@@ -70,6 +70,7 @@ std::tuple<at::Tensor, at::Tensor> latent_quantize_backward(
     const at::Tensor& grad_codes, const at::Tensor& grad_loss, const at::Tensor& x,
     const at::Tensor& codes, const at::Tensor& indices, at::IntArrayRef levels, double commitment,
     double quantization) {
+  detail::check_latent_quantize_backward(grad_codes, grad_loss, x, codes, indices, levels);
   const auto dtype = detail::sum_dtype(x);
   const auto padding = indices.lt(0).unsqueeze(-1);
   const auto number = (padding.logical_not().sum() * x.size(-1)).clamp_min(1);

@@ -7,7 +7,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/exp.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/log1p.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>

@@ -34,6 +34,7 @@ at::Tensor token_moments(const at::Tensor& x, const OptionalTensor& mask) {
 
 at::Tensor token_moments_backward(const at::Tensor& grad, const at::Tensor& x,
                                   const at::Tensor& moments, const OptionalTensor& mask) {
+  detail::check_token_moments_backward(grad, x, moments, mask);
   const int64_t dim = x.size(-1);
   const auto part = [&](const at::Tensor& of, int64_t k) { return of.narrow(0, 1 + k * dim, dim); };
   const auto count = moments.narrow(0, 0, 1).clamp_min(1);

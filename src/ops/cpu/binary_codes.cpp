@@ -8,7 +8,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 #include <torchvq/random_purpose.h>
@@ -122,7 +121,7 @@ at::Tensor binary_sample(const at::Tensor& logits_, const OptionalTensor& rng_, 
 template <typename T>
 bool is_finite_row(const T* row, int64_t count) {
   return std::all_of(row, row + count,
-                     [](T value) { return std::isfinite(static_cast<float>(value)); });
+                     [](T value) { return std::isfinite(static_cast<double>(value)); });
 }
 
 template <typename T>

@@ -20,12 +20,13 @@ int64_t floor_divide(int64_t a, int64_t b) {
   return a / b - static_cast<int64_t>(a % b != 0 && (a < 0) != (b < 0));
 }
 
-kernels::RowMagnitude magnitude_of(const double* row, int64_t dim) {
+kernels::RowMagnitude magnitude_of(const kernels::CodeRowsKernel& /*rows*/, const double* row,
+                                   int64_t dim) {
   return kernels::row_magnitude(row, dim);
 }
 
-kernels::RowMagnitude magnitude_of(const float* row, int64_t dim) {
-  static const auto rows = kernels::code_rows_kernel(kernels::cpu_level());
+kernels::RowMagnitude magnitude_of(const kernels::CodeRowsKernel& rows, const float* row,
+                                   int64_t dim) {
   const auto largest = std::bit_cast<float>(rows.largest_bits(row, dim));
   return {largest, std::isfinite(largest)};
 }
@@ -34,9 +35,10 @@ kernels::RowMagnitude magnitude_of(const float* row, int64_t dim) {
 template <typename T>
 void fill_head(const T* codebook, int64_t size, int64_t dim, int32_t* exponents) {
   constexpr auto kNone = std::numeric_limits<int32_t>::min();
+  const auto rows = kernels::code_rows_kernel(kernels::cpu_level());
   at::parallel_for(0, size, 1 + kElementsPerTask / dim, [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k) {
-      const auto magnitude = magnitude_of(codebook + k * dim, dim);
+      const auto magnitude = magnitude_of(rows, codebook + k * dim, dim);
       const bool counts = magnitude.finite && magnitude.value > 0;
       exponents[k] = counts ? kernels::exponent_of(magnitude.value) : kNone;
     }

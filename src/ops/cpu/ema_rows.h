@@ -160,6 +160,4 @@ void update_heads(const EmaUpdate& update, const Sums& sums, at::Tensor& cluster
 std::vector<double> step_weights(const at::Tensor& counts, const std::optional<at::Tensor>& weight,
                                  double decay);
 
-void check_finite_weight(const char* op, const at::Tensor& weight);
-
 }  // namespace torchvq::detail

@@ -11,11 +11,6 @@ namespace torchvq {
 
 namespace detail {
 
-void check_finite_weight(const char* op, const at::Tensor& weight) {
-  TORCH_CHECK_VALUE(weight.isfinite().all().item<bool>(), op,
-                    ": expected weight to be finite, but got NaN or infinity");
-}
-
 std::vector<double> step_weights(const at::Tensor& counts, const std::optional<at::Tensor>& weight,
                                  double decay) {
   std::vector<double> weights(static_cast<size_t>(counts.numel()), 1.0 - decay);

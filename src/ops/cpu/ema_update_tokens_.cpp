@@ -14,6 +14,7 @@
 #include "kernels/cpu/fixed_point_sum.h"
 #include "ops/cpu/ema_rows.h"
 #include "ops/cpu/token_order.h"
+#include "ops/ema_update_.h"
 
 namespace torchvq {
 namespace {

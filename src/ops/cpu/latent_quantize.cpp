@@ -8,7 +8,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <torch/library.h>
 
 #include "detail/precision.h"

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 
 #include "kernels/cuda/nearest_code.h"

@@ -1,5 +1,6 @@
 // The engine without Python: ranks as threads of one program, joined by Gloo over a hash store. The
 // oracle is one process with the concatenated batch.
+#include <map>
 #include <string>
 #include <vector>
 
@@ -11,12 +12,15 @@
 #include <torchvq/distributed/synced_code_statistics.h>
 #include <torchvq/distributed/synced_kmeans.h>
 #include <torchvq/distributed/synced_replace_dead_codes_.h>
+#include <torchvq/modules/state_dict.h>
+#include <torchvq/modules/vector_quantize.h>
 #include <torchvq/ops/code_exponents.h>
 #include <torchvq/ops/code_statistics.h>
 #include <torchvq/ops/kmeans.h>
 
 #include "distributed/fingerprint.h"
 #include "distributed/ranks.h"
+#include "expect_throw.h"
 
 namespace torchvq::distributed::engine_test {
 namespace {
@@ -181,6 +185,58 @@ TEST(Engine, ARankThatEndsIsAnErrorWithNameAndReason) {
   EXPECT_EQ(errors[0].find("engine: rank 0 of 2"), 0U) << errors[0];
   EXPECT_NE(errors[0].find("Likely reasons"), std::string::npos);
   EXPECT_EQ(errors[1], "");
+}
+
+/// A group whose all-gathers fail while `loses` is set, as they do where a rank has ended.
+struct FragileGloo : c10d::ProcessGroupGloo {
+  using ProcessGroupGloo::ProcessGroupGloo;
+  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
+                                           std::vector<at::Tensor>& inputs,
+                                           const c10d::AllgatherOptions& options) override {
+    TORCH_CHECK(!loses, "the connection was closed");
+    return ProcessGroupGloo::allgather(outputs, inputs, options);
+  }
+  static inline thread_local bool loses = false;
+};
+
+/// A quantizer in whose steps codes die.
+VectorQuantize dying(const std::optional<std::string>& group) {
+  torch::manual_seed(7);
+  return VectorQuantize(
+      VectorQuantizeOptions(4).codebook_size(16).threshold_ema_dead_code(2).process_group(group));
+}
+
+void accumulate(VectorQuantize& vq, const torch::Tensor& x) {
+  vq(x, VectorQuantizeForwardOptions().accum_ema_update(true));
+}
+
+void expect_state(const VectorQuantize& vq, const std::map<std::string, torch::Tensor>& expected) {
+  for (const auto& [name, value] : state_dict(*vq)) {
+    EXPECT_TRUE(torch::equal(value, expected.at(name))) << name;
+  }
+}
+
+TEST(Engine, AStepWithKeptStatisticsThatLosesItsCandidatesIsUndone) {
+  const auto earlier = torch::randn({2, 6, 4}), x = torch::randn({2, 6, 4});
+  auto alone = dying(std::nullopt);
+  accumulate(alone, earlier);
+  const auto of_alone = state_dict(*alone);
+  std::map<std::string, torch::Tensor> before;
+  for (const auto& [name, value] : of_alone) before[name] = value.clone();
+  alone(x);
+  std::vector<VectorQuantize> ranks{dying(testing::group_of(0)), dying(testing::group_of(1))};
+  const auto errors = on_ranks<FragileGloo>(2, [&](int rank, const std::string& /*name*/) {
+    auto& vq = ranks[rank];
+    accumulate(vq, earlier.narrow(0, rank, 1));
+    FragileGloo::loses = true;
+    testing::expect_throw_with<c10::DistBackendError>([&] { vq(x.narrow(0, rank, 1)); },
+                                                      "sharing candidates for dead codes");
+    FragileGloo::loses = false;
+    expect_state(vq, before);
+    vq(x.narrow(0, rank, 1));  // with the statistics of the step before
+    expect_state(vq, state_dict(*alone));
+  });
+  EXPECT_EQ(errors, std::vector<std::string>(2));
 }
 
 TEST(Engine, TrafficIsCounted) {

@@ -22,12 +22,13 @@ namespace torchvq::testing {
 inline std::string group_of(int rank) { return "engine" + std::to_string(rank); }
 
 /// A Gloo group, registered for the lifetime of this object.
+template <typename Gloo>
 class Member {
  public:
   Member(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) : name_(group_of(rank)) {
     auto options = c10d::ProcessGroupGloo::Options::create(std::chrono::milliseconds(5000));
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
-    const auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
+    const auto gloo = c10::make_intrusive<Gloo>(store, rank, size, options);
     wait_for_all(*store, rank, size);
     group_ = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
     group_->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
@@ -57,7 +58,10 @@ class Member {
 using Body = std::function<void(int rank, const std::string& group_name)>;
 
 /// Runs the body on `size` ranks; returns what each threw, or "".
-inline std::vector<std::string> on_ranks(int size, const Body& body) {
+///
+/// @tparam Gloo  the backend of the groups.
+template <typename Gloo = c10d::ProcessGroupGloo>
+std::vector<std::string> on_ranks(int size, const Body& body) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   // torch's flight recorder of collectives assumes one rank per process: up to torch 2.11, threads
   // race in it.
@@ -67,7 +71,7 @@ inline std::vector<std::string> on_ranks(int size, const Body& body) {
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        const Member member(store, rank, size);
+        const Member<Gloo> member(store, rank, size);
         body(rank, member.name());
       } catch (const c10::Error& error) {
         errors[rank] = error.what_without_backtrace();

@@ -74,6 +74,17 @@ void expect_whole(const Module& lacking, Module& module, const std::string& frag
   expect_equal(tensors_of(*module), before);
 }
 
+TEST(ArchivesTest, ASequenceLoadsAllOfItsModulesOrNone) {
+  const auto sequence = [](int64_t codes) {
+    return Sequential(torch::nn::Linear(4, kDim),
+                      VectorQuantize(VectorQuantizeOptions(kDim).codebook_size(codes)));
+  };
+  auto other = sequence(16), like = sequence(8), model = sequence(8);
+  expect_whole(other, model, "Sequential: expected fns.1._codebook.");
+  copy_by_archive(like, model);
+  expect_equal(tensors_of(*model), tensors_of(*like));
+}
+
 TEST(ArchivesTest, AnArchiveThatLacksSomethingIsRefused) {
   const auto vq = VectorQuantizeOptions(kDim).codebook_size(8);
   const VectorQuantize plain(vq);

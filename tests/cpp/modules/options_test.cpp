@@ -145,6 +145,12 @@ TEST(OptionsTest, ClassesAreCheckedByName) {
   EXPECT_TRUE(check_options("BinaryMapper", {}, {}).empty());
   expect_throw_with<c10::ValueError>([] { check_options("Quantizer", {}, {}); }, "got Quantizer");
   expect_throw_with<c10::ValueError>([] { check_options("FSQ", {"dim"}, {}); }, "but got 0");
+  expect_throw_with<c10::ValueError>(
+      [] { check_options("GroupedResidualVQ", {"dim", "num_quantizers"}, {"8", "0"}); },
+      "ResidualVQ: expected num_quantizers to be at least 1, but got 0");
+  expect_throw_with<c10::ValueError>(
+      [] { check_options("GroupedResidualVQ", {"dim", "num_quantizers"}, {"0", "2"}); },
+      "GroupedResidualVQ: expected dim to be a multiple of 1 groups, but got 0");
   expect_throw_with<c10::TypeError>([] { check_options("FSQ", {}, {}); },
                                     "FSQ: expected levels to be given, but got none");
   expect_throw_with<c10::TypeError>([] { check_options("LFQ", {"speed"}, {"1"}); }, "speed");

@@ -154,6 +154,16 @@ TEST(ResidualFSQTest, PrecisionOfInputsAndModules) {
   }
 }
 
+TEST(ResidualFSQTest, CopiesDecodeInThePrecisionOfTheModule) {
+  GroupedResidualFSQ groups(GroupedResidualFSQOptions(6, options()).groups(2));
+  groups->to(at::kDouble);
+  GroupedResidualFSQ copy(std::dynamic_pointer_cast<GroupedResidualFSQImpl>(groups->clone()));
+  const auto indices = groups(normal({2, 5, 6}).to(at::kDouble)).indices;
+  const auto decoded = copy->get_output_from_indices(indices);
+  EXPECT_EQ(decoded.scalar_type(), at::kDouble);
+  EXPECT_TRUE(at::equal(decoded, groups->get_output_from_indices(indices)));
+}
+
 TEST(ResidualFSQTest, GroupsShareTheDepthAndTakeVolumes) {
   GroupedResidualFSQ groups(GroupedResidualFSQOptions(8, options(4).quantize_dropout(true))
                                 .groups(2)

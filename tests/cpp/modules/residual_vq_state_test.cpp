@@ -279,20 +279,22 @@ TEST(ResidualVQStateTest, ModulesSayWhatTheyAre) {
 }
 
 TEST(ResidualVQStateTest, SharedOptimizersStepInInferenceModeAsWithoutGradients) {
-  auto options = ResidualVQOptions(8).num_quantizers(2).codebook_size(16).shared_codebook(true);
+  auto options =
+      ResidualVQOptions(8).num_quantizers(2).codebook_size(16).heads(2).shared_codebook(true);
   options.vq().learnable_codebook(true).ema_update(false).in_place_codebook_optimizer(
       [](std::vector<torch::Tensor> parameters) {
         return std::make_shared<torch::optim::SGD>(std::move(parameters), 0.1);
       });
   const auto x = at::randn({2, 20, 8});
+  const auto call = ResidualVQForwardOptions().mask(at::rand({2, 20}) < 0.7);
   ResidualVQ one(options);
   const auto two = std::dynamic_pointer_cast<ResidualVQImpl>(one->clone());
   {
     const c10::InferenceMode mode;
-    one(x);
+    one(x, call);
   }
   const torch::NoGradGuard no_grad;
-  two->forward(x);
+  two->forward(x, call);
   EXPECT_TRUE(
       at::equal(one->levels[0]->codebook_state->embed, two->levels[0]->codebook_state->embed));
 }

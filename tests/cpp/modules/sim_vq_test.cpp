@@ -55,6 +55,21 @@ TEST(SimVQTest, TakesTheNearestTransformedCode) {
   }
 }
 
+/// A linear layer with a forward of its own.
+struct ScaledImpl : torch::nn::LinearImpl {
+  using LinearImpl::LinearImpl;
+  torch::Tensor forward(const torch::Tensor& codes) { return LinearImpl::forward(codes) * 3; }
+};
+
+TEST(SimVQTest, ALayerDerivedFromLinearIsAskedForItsForward) {
+  const auto layer = std::make_shared<ScaledImpl>(4, 6);
+  SimVQ module(options().codebook_transform(torch::nn::AnyModule(layer)));
+  const auto codes = layer->forward(module->frozen_codebook);
+  EXPECT_TRUE(at::equal(module->codebook(), codes));
+  const auto output = module(normal({2, 5, 6}));
+  EXPECT_TRUE(at::equal(output.quantized, codes.index({output.indices})));
+}
+
 TEST(SimVQTest, LossPullsBothSides) {
   SimVQ module(options().commitment_weight(0.7).input_to_quantize_commit_loss_weight(0.3));
   auto x = normal({2, 5, 6}).requires_grad_();

@@ -369,21 +369,34 @@ TEST(VectorQuantizeStateTest, OptimizersNeedTheStateThatTheirOptionsRead) {
          in_place<optim::RMSprop>(optim::RMSpropOptions(rmsprop).centered(true)), "grad_avg");
 }
 
-TEST(VectorQuantizeStateTest, InPlaceOptimizerStepsInInferenceModeAsWithoutGradients) {
+/// A step in inference mode, and then one with gradients, move the codes as after a step without
+/// gradients.
+void expect_step_in_inference_mode(VectorQuantize one, const CallOptions& call = {}) {
+  VectorQuantize two(std::dynamic_pointer_cast<VectorQuantizeImpl>(one->clone()));
   const auto x = normal({2, 30, kDim});
-  const auto mask = at::rand({2, 30}) < 0.7;
-  std::vector<at::Tensor> codes;
-  for (const bool inference : {false, true}) {
-    auto module = make(with_adam());
-    {
-      const torch::NoGradGuard no_grad;
-      const c10::InferenceMode mode(inference);
-      module(x, CallOptions().mask(mask));
-    }
-    module(x);
-    codes.push_back(module->codebook().detach().clone());
+  {
+    const c10::InferenceMode mode;
+    one(x, call);
   }
-  EXPECT_TRUE(at::equal(codes[0], codes[1]));
+  {
+    const torch::NoGradGuard no_grad;
+    two(x, call);
+  }
+  one(x), two(x);
+  EXPECT_TRUE(at::equal(one->codebook_state->embed, two->codebook_state->embed));
+}
+
+TEST(VectorQuantizeStateTest, InPlaceOptimizerStepsInInferenceModeAsWithoutGradients) {
+  const auto mask = normal({2, 30}) < 0.5;
+  expect_step_in_inference_mode(make(with_adam()), CallOptions().mask(mask));
+  expect_step_in_inference_mode(make(with_adam()), CallOptions().lens(torch::tensor({12, 30})));
+  expect_step_in_inference_mode(make(with_adam().heads(2).codebook_dim(4)),
+                                CallOptions().mask(mask));
+  expect_step_in_inference_mode(make(with_adam().affine_param(true)));
+  expect_step_in_inference_mode(make(with_adam().vq_bridge(torch::nn::AnyModule(Bridge()))));
+  auto wide = make(with_adam());
+  wide->to(at::kDouble);
+  expect_step_in_inference_mode(wide);
 }
 
 TEST(VectorQuantizeStateTest, ACodebookIsSetFromAViewOfItself) {
