@@ -113,9 +113,13 @@ class Fit {
     return {reader().rows(), reader().dim(), command()};
   }
 
-  // With the output as given: in a script whose processes are out of step, fits of different vectors would otherwise be
-  // one. Not with the input, whose name a shell may have completed on each process.
-  std::string command() const { return "-o " + arguments_.output + " " + method_->options(); }
+  // The names as given: in a script whose processes are out of step, fits of different vectors would
+  // otherwise be one. A name that a shell completes on each process would be taken for one file, of
+  // which each process reads its slice.
+  std::string command() const {
+    const auto key = arguments_.key.empty() ? "" : " --key " + arguments_.key;
+    return arguments_.vectors + key + " -o " + arguments_.output + " " + method_->options();
+  }
 
   void check_rows(int64_t rows) const {
     const auto fewest = method_->fewest_rows();
