@@ -124,7 +124,7 @@ GlooGroup::~GlooGroup() {
     if (std::uncaught_exceptions() > 0) return;
     if (rank > 0) impl_->store->set("left/" + std::to_string(rank), std::vector<uint8_t>{1});
     if (rank == 0) impl_->store->wait(others, kFarewell);
-  } catch (const std::exception&) {
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
     // A rank that has ended cannot answer.
   }
 }
@@ -134,7 +134,7 @@ const std::string& GlooGroup::name() const { return kName; }
 void GlooGroup::tell_failure() noexcept {
   try {
     impl_->store->set(kFailed, std::vector<uint8_t>{1});
-  } catch (...) {
+  } catch (...) {  // NOLINT(bugprone-empty-catch)
     // The others will notice the lost connection.
   }
 }

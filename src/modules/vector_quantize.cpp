@@ -13,6 +13,7 @@
 #include <torchvq/ops/unit_vectors.h>
 
 #include "detail/checks.h"
+#include "detail/precision.h"
 #include "modules/call_checks.h"
 #include "modules/copy_tensors.h"
 #include "modules/decoding.h"

@@ -58,6 +58,7 @@ TEST(SimVQTest, TakesTheNearestTransformedCode) {
 /// A linear layer with a forward of its own.
 struct ScaledImpl : torch::nn::LinearImpl {
   using LinearImpl::LinearImpl;
+  // NOLINTNEXTLINE(bugprone-derived-method-shadowing-base-method)
   torch::Tensor forward(const torch::Tensor& codes) { return LinearImpl::forward(codes) * 3; }
 };
 
