@@ -172,7 +172,12 @@ def optimizer_text(owner: "LatentQuantize | ResidualVQ | VectorQuantize") -> str
 _PREFIX = "in_place_codebook_optimizer."
 # Names of torch's optimizers for tensors of the shape of their parameter.
 _OF_ITS_SHAPE = (
-    *("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "grad_avg"),
+    "momentum_buffer",
+    "exp_avg",
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "square_avg",
+    "grad_avg",
     "sum",
 )
 _MOMENTS = {"step": None, "exp_avg": None, "exp_avg_sq": None, "max_exp_avg_sq": "amsgrad"}
