@@ -5,7 +5,6 @@
 #include <torchvq/distributed/all_reduce.h>
 #include <torchvq/distributed/sync.h>
 
-#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <optional>

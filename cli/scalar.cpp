@@ -1,7 +1,5 @@
 #include "scalar.h"
 
-#include <torchvq/functional/usage.h>
-
 #include <cmath>
 
 namespace torchvq::cli {

@@ -69,17 +69,14 @@ std::pair<at::Tensor, at::Tensor> select_candidates(const at::Tensor& x, const a
   return {chosen_keys, chosen_rows};
 }
 
-at::Tensor dead_code_limits(const at::Tensor& cluster_size, double threshold,
-                            double threshold_fraction) {
-  const auto sizes = cluster_size.to(at::kDouble);
+DeadCodes find_dead_codes(const DeadCodeState& state, const at::Tensor& counts,
+                          const DeadCodeArguments& arguments) {
+  const auto sizes = state.cluster_size.to(at::kDouble);
   const auto mean = divided(order_free_totals(sizes), static_cast<double>(sizes.size(1)));
-  return (mean * threshold_fraction).clamp_min(threshold);
-}
-
-at::Tensor dead_codes(const DeadCodeState& state, const at::Tensor& counts,
-                      const at::Tensor& limits, bool replace_used) {
-  const auto rare = state.cluster_size.lt(limits).logical_and(state.cooldown.eq(0));
-  return replace_used ? rare : rare.logical_and(counts.eq(0));
+  auto limits = (mean * arguments.threshold_fraction).clamp_min(arguments.threshold);
+  auto dead = state.cluster_size.lt(limits).logical_and(state.cooldown.eq(0));
+  if (!arguments.replace_used) dead = dead.logical_and(counts.eq(0));
+  return {std::move(limits), std::move(dead)};
 }
 
 void count_down(const at::Tensor& cooldown, const at::Tensor& counts) {
@@ -93,9 +90,10 @@ at::Tensor enough_candidates(const DeadCodeState& state, const at::Tensor& dead,
   return usable_keys(state, dead, distinct, rows, rng).sum(1).ge(dead.sum(1));
 }
 
-at::Tensor replace_codes(const DeadCodeState& state, const at::Tensor& dead, const at::Tensor& keys,
+at::Tensor replace_codes(const DeadCodeState& state, const DeadCodes& codes, const at::Tensor& keys,
                          const at::Tensor& rows, const at::Tensor& rng,
-                         const at::Tensor& reset_cluster_size_, int64_t cooldown_steps) {
+                         const DeadCodeArguments& arguments) {
+  const auto& [limits, dead] = codes;
   const auto [distinct, positions] = sort_distinct(keys);
   const auto usable = usable_keys(state, dead, distinct, rows, rng);
   const auto order =
@@ -104,17 +102,18 @@ at::Tensor replace_codes(const DeadCodeState& state, const at::Tensor& dead, con
   const auto taken = smallest_of(dead, state.cluster_size, usable.sum(1, /*keepdim=*/true));
   // The j-th taken code gets the j-th usable candidate.
   const auto slot = (taken.cumsum(1) - 1).clamp(0, keys.size(1) - 1);
-  const auto codes = narrowed(gather_rows(rows, positions.gather(1, order.gather(1, slot))),
-                              state.embed.scalar_type());
+  const auto candidates = narrowed(gather_rows(rows, positions.gather(1, order.gather(1, slot))),
+                                   state.embed.scalar_type());
 
-  const auto reset_cluster_size = reset_cluster_size_.to(state.cluster_size.scalar_type());
+  const auto size =
+      limits.clamp_min(arguments.reset_cluster_size).to(state.cluster_size.scalar_type());
   const auto fresh = taken.unsqueeze(-1);
   const double most = largest(state.embed_avg.scalar_type());
-  state.embed.copy_(at::where(fresh, codes, state.embed));
-  state.embed_avg.copy_(at::where(
-      fresh, (codes * reset_cluster_size.unsqueeze(-1)).clamp(-most, most), state.embed_avg));
-  state.cluster_size.copy_(at::where(taken, reset_cluster_size, state.cluster_size));
-  state.cooldown.masked_fill_(taken, cooldown_steps);
+  state.embed.copy_(at::where(fresh, candidates, state.embed));
+  state.embed_avg.copy_(
+      at::where(fresh, (candidates * size.unsqueeze(-1)).clamp(-most, most), state.embed_avg));
+  state.cluster_size.copy_(at::where(taken, size, state.cluster_size));
+  state.cooldown.masked_fill_(taken, arguments.cooldown_steps);
   return taken.sum(1);
 }
 

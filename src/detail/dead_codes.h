@@ -27,15 +27,25 @@ struct DeadCodeState {
   const at::Tensor& cooldown;
 };
 
-/// Cluster size below which a code is dead, (H, 1), float64: the threshold, or the fraction of the
-/// mean cluster size where that is more.
-at::Tensor dead_code_limits(const at::Tensor& cluster_size, double threshold,
-                            double threshold_fraction);
+/// Parameters that define dead codes, and the state that replaced codes get.
+struct DeadCodeArguments {
+  double threshold;
+  double threshold_fraction;
+  double reset_cluster_size;
+  int64_t cooldown_steps;
+  bool replace_used;
+};
 
-/// Dead codes, bool (H, K): few tokens, none in this step unless `replace_used`, and not cooling
-/// down.
-at::Tensor dead_codes(const DeadCodeState& state, const at::Tensor& counts,
-                      const at::Tensor& limits, bool replace_used);
+/// The dead codes of a step.
+struct DeadCodes {
+  at::Tensor limits;  ///< (H, 1), float64: the threshold, or the fraction of the mean cluster size
+                      ///< where that is more
+  at::Tensor dead;    ///< (H, K), bool: fewer tokens than that, none in this step unless
+                      ///< `replace_used`, and not cooling down
+};
+
+DeadCodes find_dead_codes(const DeadCodeState& state, const at::Tensor& counts,
+                          const DeadCodeArguments& arguments);
 
 /// Cool-downs fall by 1 to 0 in a step that has a token; reads nothing on the host.
 void count_down(const at::Tensor& cooldown, const at::Tensor& counts);
@@ -45,9 +55,10 @@ at::Tensor enough_candidates(const DeadCodeState& state, const at::Tensor& dead,
                              const at::Tensor& keys, const at::Tensor& rows, const at::Tensor& rng);
 
 /// Replaces dead codes by the candidates that differ from every live code, in the order of their
-/// keys, and sets their cluster size to reset_cluster_size (H, 1). Returns replaced codes (H,).
-at::Tensor replace_codes(const DeadCodeState& state, const at::Tensor& dead, const at::Tensor& keys,
+/// keys; their cluster size is then reset_cluster_size, or their limit where that is more. Returns
+/// replaced codes (H,).
+at::Tensor replace_codes(const DeadCodeState& state, const DeadCodes& codes, const at::Tensor& keys,
                          const at::Tensor& rows, const at::Tensor& rng,
-                         const at::Tensor& reset_cluster_size, int64_t cooldown_steps);
+                         const DeadCodeArguments& arguments);
 
 }  // namespace torchvq::detail

@@ -13,8 +13,11 @@ namespace torchvq::distributed {
 
 /// The end of the errors of a message.
 inline constexpr auto kChangedNothing =
-    "This call has changed nothing, but for affine statistics and for codes with an optimizer of "
-    "their own, which precede its messages.";
+    "This call has changed nothing, but for what precedes its messages: affine statistics, codes "
+    "with "
+    "an optimizer of their own and, where candidates for dead codes need a message of their own, "
+    "the "
+    "averages.";
 
 /// The caller, for errors. `rng` (2,) holds the step; it is read only after a failure, and may be
 /// undefined.

@@ -66,22 +66,14 @@ bool check_dead_code_arguments(const Arguments& arguments, std::string_view metr
   return unit;
 }
 
-/// The dead codes of one codebook, from the replicated state.
-struct DeadCodes {
-  at::Tensor limits;  // (H, 1)
-  at::Tensor dead;    // (H, K)
-};
-
-std::vector<DeadCodes> find_dead_codes(const Arguments& arguments) {
-  std::vector<DeadCodes> all;
+/// The dead codes (H, K) of each codebook, from the replicated state.
+std::vector<at::Tensor> find_dead_codes(const Arguments& arguments) {
+  std::vector<at::Tensor> dead;
   for (size_t c = 0; c < arguments.states.embed.size(); ++c) {
     const auto state = state_of(arguments, c);
-    auto limits = detail::dead_code_limits(state.cluster_size, arguments.dead.threshold,
-                                           arguments.dead.threshold_fraction);
-    auto dead = detail::dead_codes(state, arguments.counts[c], limits, arguments.dead.replace_used);
-    all.push_back({std::move(limits), std::move(dead)});
+    dead.push_back(detail::find_dead_codes(state, arguments.counts[c], arguments.dead).dead);
   }
-  return all;
+  return dead;
 }
 
 Candidates own_candidates(const Arguments& arguments, size_t codebook, bool unit) {
@@ -99,13 +91,13 @@ struct Offered {
   std::vector<at::Tensor> sufficient;  // (), bool: they suffice for the codebook's dead codes
 };
 
-Offered unpack_offered(const Arguments& arguments, const std::vector<DeadCodes>& codes) {
-  Offered found{std::vector<Candidates>(codes.size()), {}};
+Offered unpack_offered(const Arguments& arguments, const std::vector<at::Tensor>& dead) {
+  Offered found{std::vector<Candidates>(dead.size()), {}};
   const auto& words = arguments.offered;
   const bool any = words.defined() && words.size(1) > 0;
   int64_t begin = 0;
-  for (size_t c = 0; c < codes.size(); ++c) {
-    found.sufficient.push_back(at::zeros({}, codes[c].dead.options()));
+  for (size_t c = 0; c < dead.size(); ++c) {
+    found.sufficient.push_back(at::zeros({}, dead[c].options()));
     if (!any) continue;
     const auto shape = offer_shape(arguments.levels.x[c], arguments.counts[c]);
     const auto count = offered_count(shape, words.size(0), arguments.reduction == "exact");
@@ -114,7 +106,7 @@ Offered unpack_offered(const Arguments& arguments, const std::vector<DeadCodes>&
     auto [candidates, complete] = unpack_offers(words.narrow(1, begin, size), shape, count);
     begin += size;
     const auto state = state_of(arguments, c);
-    found.sufficient[c] = detail::enough_candidates(state, codes[c].dead, candidates.keys,
+    found.sufficient[c] = detail::enough_candidates(state, dead[c], candidates.keys,
                                                     candidates.rows, arguments.rng[c])
                               .logical_or(complete)
                               .all();
@@ -139,24 +131,24 @@ struct Repair {
 /// The plan is the same on all ranks. The host must know whether a collective follows, so it waits
 /// for the device once; a group of one rank avoids this by choosing all codebooks.
 Repair plan_repair(const Group& group, const Arguments& arguments,
-                   const std::vector<DeadCodes>& codes) {
-  const size_t count = codes.size();
-  const bool on_cpu = codes[0].dead.is_cpu();
+                   const std::vector<at::Tensor>& dead) {
+  const size_t count = dead.size();
+  const bool on_cpu = dead[0].is_cpu();
   Repair repair{{}, std::vector<Candidates>(count)};
   if (group.alone() && !on_cpu) {
     for (size_t c = 0; c < count; ++c) repair.chosen.push_back(c);
     return repair;
   }
-  std::vector<at::Tensor> dead;
-  for (const auto& one : codes) dead.push_back(one.dead.any());
+  std::vector<at::Tensor> any_dead;
+  for (const auto& own : dead) any_dead.push_back(own.any());
   std::vector<bool> flags;
   if (on_cpu) {
     // On CPU this check is cheap, and most steps have no dead code.
-    flags = read_flags(dead);
+    flags = read_flags(any_dead);
     if (std::find(flags.begin(), flags.end(), true) == flags.end()) return repair;
   }
-  auto offered = unpack_offered(arguments, codes);
-  auto asked = on_cpu ? offered.sufficient : dead;
+  auto offered = unpack_offered(arguments, dead);
+  auto asked = on_cpu ? offered.sufficient : any_dead;
   if (!on_cpu) asked.insert(asked.end(), offered.sufficient.begin(), offered.sufficient.end());
   const auto answers = read_flags(asked);
   flags.insert(flags.end(), answers.begin(), answers.end());
@@ -209,9 +201,9 @@ at::Tensor replace_chosen(const Arguments& arguments, const Repair& repair) {
 }
 
 at::Tensor replace(const Group& group, const Arguments& arguments, bool unit) {
-  const auto codes = find_dead_codes(arguments);
-  Repair repair{{}, std::vector<Candidates>(codes.size())};
-  if (arguments.due) repair = plan_repair(group, arguments, codes);
+  const auto dead = find_dead_codes(arguments);
+  Repair repair{{}, std::vector<Candidates>(dead.size())};
+  if (arguments.due) repair = plan_repair(group, arguments, dead);
   complete_candidates(group, arguments, repair, unit);
 
   // No state has changed so far, and nothing below can fail.
@@ -219,7 +211,7 @@ at::Tensor replace(const Group& group, const Arguments& arguments, bool unit) {
   const auto replaced = any ? replace_chosen(arguments, repair) : at::Tensor();
   std::vector<at::Tensor> parts;
   int64_t from = 0;
-  for (size_t c = 0; c < codes.size(); ++c) {
+  for (size_t c = 0; c < dead.size(); ++c) {
     const auto& counts = arguments.counts[c];
     const int64_t heads = counts.size(0);
     if (std::find(repair.chosen.begin(), repair.chosen.end(), c) == repair.chosen.end()) {

@@ -3,7 +3,6 @@
 #include <ATen/ops/equal.h>
 
 #include <algorithm>
-#include <numeric>
 
 namespace torchvq::fit {
 

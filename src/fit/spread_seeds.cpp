@@ -10,6 +10,7 @@
 #include <torchvq/ops/random_uniform.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace torchvq::fit {
 namespace {

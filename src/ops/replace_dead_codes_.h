@@ -12,15 +12,6 @@
 
 namespace torchvq::detail {
 
-/// Parameters that define dead codes, and the state that replaced codes get.
-struct DeadCodeArguments {
-  double threshold;
-  double threshold_fraction;
-  double reset_cluster_size;
-  int64_t cooldown_steps;
-  bool replace_used;
-};
-
 /// Several codebooks and their tokens, a tensor each in every list.
 struct CodebooksWithTokens {
   at::TensorList embed;

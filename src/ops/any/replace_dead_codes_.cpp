@@ -23,13 +23,11 @@ at::Tensor replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
   std::vector<at::Tensor> replaced;
   for (size_t i = 0; i < codebooks.size(); ++i) {
     const auto state = codebooks.state(i);
-    const auto limits = detail::dead_code_limits(state.cluster_size, threshold, threshold_fraction);
-    const auto dead = detail::dead_codes(state, counts[i], limits, replace_used);
+    const auto codes = detail::find_dead_codes(state, counts[i], rules);
     detail::count_down(state.cooldown, counts[i]);
     const auto [keys, rows] =
         detail::select_candidates(x[i], rng[i], embed[i].size(1), codebooks.mask_of(i), unit);
-    replaced.push_back(detail::replace_codes(state, dead, keys, rows, rng[i],
-                                             limits.clamp_min(reset_cluster_size), cooldown_steps));
+    replaced.push_back(detail::replace_codes(state, codes, keys, rows, rng[i], rules));
   }
   return at::cat(replaced);
 }

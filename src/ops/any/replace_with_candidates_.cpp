@@ -17,16 +17,15 @@ at::Tensor replace_with_candidates_(at::TensorList embed, at::TensorList embed_a
                                     bool replace_used) {
   const detail::CodebooksWithCandidates codebooks{embed, embed_avg, cluster_size, cooldown,
                                                   keys,  rows,      counts,       rng};
-  detail::check_replace_with_candidates_(
-      codebooks, {threshold, threshold_fraction, reset_cluster_size, cooldown_steps, replace_used});
+  const detail::DeadCodeArguments rules{threshold, threshold_fraction, reset_cluster_size,
+                                        cooldown_steps, replace_used};
+  detail::check_replace_with_candidates_(codebooks, rules);
   std::vector<at::Tensor> replaced;
   for (size_t i = 0; i < codebooks.size(); ++i) {
     const auto state = codebooks.state(i);
-    const auto limits = detail::dead_code_limits(state.cluster_size, threshold, threshold_fraction);
-    const auto dead = detail::dead_codes(state, counts[i], limits, replace_used);
+    const auto codes = detail::find_dead_codes(state, counts[i], rules);
     detail::count_down(state.cooldown, counts[i]);
-    replaced.push_back(detail::replace_codes(state, dead, keys[i], rows[i], rng[i],
-                                             limits.clamp_min(reset_cluster_size), cooldown_steps));
+    replaced.push_back(detail::replace_codes(state, codes, keys[i], rows[i], rng[i], rules));
   }
   return at::cat(replaced);
 }

@@ -89,11 +89,11 @@ at::Tensor as_indices(const std::vector<int64_t>& values) {
 /// Gives the codes `taken` of head h the candidates at `positions`.
 void write_codes(const DeadCodeState& state, int64_t h, const at::Tensor& taken,
                  const at::Tensor& rows, const at::Tensor& positions,
-                 const at::Tensor& reset_cluster_size, int64_t cooldown_steps) {
+                 const at::Tensor& sizes_of_replaced, int64_t cooldown_steps) {
   // Adding 0 turns -0 into +0, which have one key.
   const auto codes =
       narrowed(rows[h].index_select(0, positions).add_(0), state.embed.scalar_type());
-  const auto size = reset_cluster_size[h].to(state.cluster_size.scalar_type());
+  const auto size = sizes_of_replaced[h].to(state.cluster_size.scalar_type());
   const double most = largest(state.embed_avg.scalar_type());
   state.embed[h].index_copy_(0, taken, codes);
   state.embed_avg[h].index_copy_(
@@ -104,12 +104,12 @@ void write_codes(const DeadCodeState& state, int64_t h, const at::Tensor& taken,
 
 }  // namespace
 
-at::Tensor replace_codes_on_cpu(const DeadCodeState& state, const at::Tensor& dead_,
+at::Tensor replace_codes_on_cpu(const DeadCodeState& state, const DeadCodes& codes,
                                 const at::Tensor& keys_, const at::Tensor& rows,
-                                const at::Tensor& rng, const at::Tensor& reset_cluster_size,
-                                int64_t cooldown_steps) {
-  const int64_t heads = dead_.size(0), size = dead_.size(1), candidates = keys_.size(1);
-  const auto dead = dead_.contiguous(), keys = keys_.contiguous();
+                                const at::Tensor& rng, const DeadCodeArguments& arguments) {
+  const auto dead = codes.dead.contiguous(), keys = keys_.contiguous();
+  const auto sizes_of_replaced = codes.limits.clamp_min(arguments.reset_cluster_size);
+  const int64_t heads = dead.size(0), size = dead.size(1), candidates = keys.size(1);
   const auto sizes = state.cluster_size.to(at::kDouble).contiguous();
   // The state is converted to the dtype of the candidates, because keys depend on the dtype.
   const auto live_keys =
@@ -120,16 +120,16 @@ at::Tensor replace_codes_on_cpu(const DeadCodeState& state, const at::Tensor& de
         dead.const_data_ptr<bool>() + h * size,          sizes.const_data_ptr<double>() + h * size,
         live_keys.const_data_ptr<int64_t>() + h * size,  size,
         keys.const_data_ptr<int64_t>() + h * candidates, candidates};
-    std::vector<int64_t> codes;
+    std::vector<int64_t> taken;
     for (int64_t k = 0; k < size; ++k) {
-      if (head.dead[k]) codes.push_back(k);
+      if (head.dead[k]) taken.push_back(k);
     }
-    const auto positions = first_candidates(head, std::ssize(codes));
+    const auto positions = first_candidates(head, std::ssize(taken));
     if (positions.empty()) continue;
-    keep_smallest(codes, std::ssize(positions), head.sizes);
-    write_codes(state, h, as_indices(codes), rows, as_indices(positions), reset_cluster_size,
-                cooldown_steps);
-    replaced.mutable_data_ptr<int64_t>()[h] = std::ssize(codes);
+    keep_smallest(taken, std::ssize(positions), head.sizes);
+    write_codes(state, h, as_indices(taken), rows, as_indices(positions), sizes_of_replaced,
+                arguments.cooldown_steps);
+    replaced.mutable_data_ptr<int64_t>()[h] = std::ssize(taken);
   }
   return replaced;
 }

@@ -17,17 +17,13 @@ at::Tensor replace_in(const detail::CodebooksWithTokens& codebooks, size_t i,
                       const detail::DeadCodeArguments& rules, bool unit) {
   const auto state = codebooks.state(i);
   const auto &counts = codebooks.counts[i], &rng = codebooks.rng[i];
-  const auto limits =
-      detail::dead_code_limits(state.cluster_size, rules.threshold, rules.threshold_fraction);
-  const auto dead = detail::dead_codes(state, counts, limits, rules.replace_used);
+  const auto codes = detail::find_dead_codes(state, counts, rules);
   detail::count_down(state.cooldown, counts);
   // Most steps have no dead code; on CPU the check needs no synchronisation.
-  if (!dead.any().item<bool>()) return counts.new_zeros({counts.size(0)});
+  if (!codes.dead.any().item<bool>()) return counts.new_zeros({counts.size(0)});
   const auto rows = detail::rows_as_codes(codebooks.x[i], unit);
   const auto keys = detail::candidate_keys(rows, rng, codebooks.mask_of(i), unit);
-  return detail::replace_codes_on_cpu(state, dead, keys, rows, rng,
-                                      limits.clamp_min(rules.reset_cluster_size),
-                                      rules.cooldown_steps);
+  return detail::replace_codes_on_cpu(state, codes, keys, rows, rng, rules);
 }
 
 at::Tensor replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
