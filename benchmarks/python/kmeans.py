@@ -11,7 +11,7 @@ from torch import Tensor
 import torchvq
 
 FAISS_ITERATIONS = 25
-TRIED = (4, 6, 8, 10, 12, 15, 20, 25, 32, 40, 50, 65, 80)
+TRIED = (4, 6, 8, 10, 12, 15, 18, 20, 22, 25, 28, 32, 36, 40, 50, 65, 80)
 # Seeds of one trainer differ by half a percent; means over a few seeds count as equal up to this factor.
 EQUAL = 1.001
 SEEDS = 3

@@ -213,7 +213,7 @@ class FSP(OwnHandle, NoisyModule):
         if isinstance(z, Tensor) and z.dim() == 1 and not self.channel_first:
             return _only(self.forward(z.unsqueeze(0), eps, mask=mask))
         layout = self._layout
-        layout.check_input(z)
+        layout.check_input(z, "z")
         token_mask = layout.token_mask(z, mask, None)
         # Before the generator advances.
         if eps is not None and not torch.compiler.is_compiling():

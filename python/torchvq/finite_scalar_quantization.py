@@ -154,7 +154,7 @@ class FSQ(RandomState):
             ValueError: wrong shapes. TypeError: wrong dtypes.
         """
         layout = self._layout_of(z.dim() if isinstance(z, Tensor) else 0)
-        layout.check_input(z)
+        layout.check_input(z, "z")
         token_mask = layout.token_mask(z, mask, None)
         plain = projects_nothing(self.project_in, self.project_out)
         if plain and not is_replaced(self, STEPS):

@@ -174,7 +174,7 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
             ValueError: wrong shapes. TypeError: wrong dtypes.
         """
         layout = self._layout
-        layout.check_input(z)
+        layout.check_input(z, "z")
         token_mask = layout.token_mask(z, mask, None)
         tokens = layout.pack(z, token_mask)
         projects = not projects_nothing(self.project_in, self.project_out)

@@ -24,6 +24,8 @@ _OWN = {
     "channel_first": "use is_channel_first",
     "return_indices": "use the output without its indices",
 }
+# Those of the operator of all levels, which has one for all.
+_BOUNDS = ("symmetric_tanh", "symmetric_clamp")
 
 
 class ResidualFSQ(ResidualStack):
@@ -202,8 +204,12 @@ class ResidualFSQ(ResidualStack):
             return None
         if any(is_replaced(level, STEPS) or self._is_noisy(level) for level in self.quantizers):
             return None
+        # The options of a level may be set apart.
+        bound = first.bound_name
+        if bound not in _BOUNDS or any(level.bound_name != bound for level in self.quantizers):
+            return None
         quantized, indices = _ops.residual_scalar_quantize(
-            inputs, self.levels, self.scales[:depth], bound=first.bound_name
+            inputs, self.levels, self.scales[:depth], bound=bound
         )
         dropped = self.num_quantizers - depth
         if dropped > 0:

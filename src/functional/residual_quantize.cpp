@@ -74,6 +74,9 @@ class Stack {
 
  private:
   size_t count() const { return arguments_.codebooks.size(); }
+  LevelsInUse in_use() const {
+    return {static_cast<int64_t>(count()), !arguments_.targets.empty(), arguments_.depth};
+  }
   bool shared() const { return arguments_.states.size() < arguments_.step_counts.size(); }
   const CodebookState& state(size_t level) const { return arguments_.states[shared() ? 0 : level]; }
   /// Whether levels have gradients of their own; otherwise one estimator serves the whole stack.
@@ -230,9 +233,9 @@ SearchedStack Stack::walk_at_once(const at::Tensor& chosen) const {
   }
   walk.losses =
       weighted_loss({found.losses}, {options_.losses().commitment_weight()}, /*training=*/true);
-  walk.output = plain
-                    ? found.quantized
-                    : stack_output(inputs_, {found.quantized, {}}, state(0).rng, ranks_, gradient_);
+  walk.output = plain ? found.quantized
+                      : stack_output(inputs_, {found.quantized, {}}, state(0).rng, ranks_,
+                                     gradient_, in_use());
   return walk;
 }
 
@@ -249,11 +252,10 @@ SearchedStack Stack::walk_in_turn(const at::Tensor& chosen) const {
     walk.codes.push_back(passed.codes);
     return passed;
   };
-  const auto levels = static_cast<int64_t>(count());
-  const auto compared =
-      compared_inputs(inputs_, gradient_, levels, !arguments_.targets.empty(), arguments_.depth);
-  const auto sums = walk_levels(compared, levels, gradient_, gradient_.estimates_levels, choose);
-  walk.output = stack_output(inputs_, sums, state(0).rng, ranks_, gradient_);
+  const auto compared = compared_inputs(inputs_, gradient_, in_use());
+  const auto sums =
+      walk_levels(compared, in_use().levels, gradient_, gradient_.estimates_levels, choose);
+  walk.output = stack_output(inputs_, sums, state(0).rng, ranks_, gradient_, in_use());
   return walk;
 }
 

@@ -71,16 +71,22 @@ at::Tensor balanced(const at::Tensor& inputs, int64_t levels, double ratio,
   return ops::straight_through(inputs.mul(1 / gain), inputs.detach());
 }
 
-at::Tensor compared_inputs(const at::Tensor& inputs, const StackGradient& gradient, int64_t levels,
-                           bool scores_targets, const std::optional<at::Tensor>& depth) {
+at::Tensor compared_inputs(const at::Tensor& inputs, const StackGradient& gradient,
+                           const LevelsInUse& used) {
   const bool summed = gradient.estimates_levels && !gradient.averages;
-  if (!gradient.training || summed || scores_targets) return inputs;
-  return balanced(inputs, levels, 1 - gradient.handed_on, depth);
+  if (!gradient.training || summed || used.scores_targets) return inputs;
+  return balanced(inputs, used.levels, 1 - gradient.handed_on, used.depth);
 }
 
 at::Tensor stack_output(const at::Tensor& inputs, const LevelSums& sums, const at::Tensor& rng,
-                        const distributed::Ranks& ranks, const StackGradient& gradient) {
-  if (gradient.estimates_levels) return sums.outputs;
+                        const distributed::Ranks& ranks, const StackGradient& gradient,
+                        const LevelsInUse& used) {
+  if (gradient.estimates_levels) {
+    // Inputs of levels that score targets are not divided, so the mean over levels is taken here.
+    const bool divides = gradient.training && gradient.averages && used.scores_targets;
+    if (!divides) return sums.outputs;
+    return balanced(sums.outputs, used.levels, 1 - gradient.handed_on, used.depth);
+  }
   const bool draws = gradient.estimate.estimator() == "directional_reparam";
   return estimate(inputs, sums.codes, draws ? noise_rng(rng, ranks) : rng, gradient.estimate);
 }

@@ -41,6 +41,13 @@ struct StackGradient {
   [[nodiscard]] bool needs_levels() const { return estimates_levels || handed_on > 0; }
 };
 
+/// The levels that a forward uses, and whether it scores given indices.
+struct LevelsInUse {
+  int64_t levels = 0;                              ///< if `depth` is not given
+  bool scores_targets = false;                     ///< losses are those of given indices
+  std::optional<at::Tensor> depth = std::nullopt;  ///< (), int64, if only the device knows
+};
+
 /// A gradient from its parts; the reference sums the gradients of levels, and so do estimators that
 /// give theirs to the codes.
 StackGradient stack_gradient(bool training, bool estimates_levels, double handed_on,
@@ -79,15 +86,16 @@ at::Tensor balanced(const at::Tensor& inputs, int64_t levels, double ratio = 1,
 
 /// The inputs of a stack as the losses of its levels see them; see balanced(). With targets to
 /// score, there is no loss to balance.
-at::Tensor compared_inputs(const at::Tensor& inputs, const StackGradient& gradient, int64_t levels,
-                           bool scores_targets,
-                           const std::optional<at::Tensor>& depth = std::nullopt);
+at::Tensor compared_inputs(const at::Tensor& inputs, const StackGradient& gradient,
+                           const LevelsInUse& used);
 
-/// The output of a stack: the sum of its codes with its gradient.
+/// The output of a stack: the sum of its codes with its gradient, which is the same with and
+/// without targets to score.
 ///
 /// @param rng  (2,), of the first level.
 at::Tensor stack_output(const at::Tensor& inputs, const LevelSums& sums, const at::Tensor& rng,
-                        const distributed::Ranks& ranks, const StackGradient& gradient);
+                        const distributed::Ranks& ranks, const StackGradient& gradient,
+                        const LevelsInUse& used);
 
 /// The generator (2,) of a level: levels that share a codebook draw different
 /// numbers from its generator.

@@ -124,7 +124,10 @@ ScalarOutput FSQImpl::forward(const torch::Tensor& z, const std::optional<torch:
   const auto layout = layout_of(*this, z.dim());
   layout.check_input(z, "z");
   const auto token_mask = layout.token_mask(z, mask, std::nullopt);
-  const bool noisy = is_training() && rng.defined();
+  const bool noisy = is_training() && options.noise_dropout() > 0;
+  TORCH_CHECK_VALUE(!noisy || rng.defined(),
+                    "FSQ: expected noise_dropout to be given to the constructor, which makes the "
+                    "generator of the noise, but got set on the module");
   const auto noise_rng = noisy ? std::optional(detail::rng_of_rank(rng)) : std::nullopt;
   auto [quantized, indices] = project_in
                                   ? between_projections(*this, z, token_mask, noise_rng, layout)

@@ -62,7 +62,7 @@ SearchResult choose_implicit(VectorQuantizeImpl& vq, const Implicit& implicit,
   const auto quantized = F::estimate(
       residual, codes, rng,
       F::EstimateOptions()
-          .estimator(estimator.value_or(estimator_of(vq, residual, codes.requires_grad())))
+          .estimator(estimator.value_or(estimator_of(vq, residual, takes_gradient(codes))))
           .variance(vq.options.directional_reparam_variance())
           .sync_update_v(vq.is_training() ? vq.options.sync_update_v() : 0));
   return {quantized, {residual, base, mask, codes, indices}, tokens};

@@ -143,6 +143,10 @@ LookupFreeOutput LFQImpl::forward(const torch::Tensor& x, double inv_temperature
   const auto layout = layout_of(*this, x.dim());
   layout.check_input(x);
   const auto token_mask = layout.mask_of_items(x, mask);
+  const bool drawing = is_training() && options.frac_per_sample_entropy() < 1;
+  TORCH_CHECK_VALUE(!drawing || rng.defined(),
+                    "LFQ: expected frac_per_sample_entropy to be given to the constructor, which "
+                    "makes the generator of the draws, but got set on the module");
   const auto ranks = group();
   // The reference quantizes padding as well.
   const auto filled = options.vqp_compat() ? std::nullopt : token_mask;

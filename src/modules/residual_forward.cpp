@@ -154,6 +154,7 @@ StackRequest checked_request(const ResidualVQImpl& rvq, const torch::Tensor& x,
                              const ResidualVQForwardOptions& call) {
   const auto layout = layout_of(rvq);
   layout.check_input(x);
+  rvq.check_diveq();
   check_temperature(rvq.levels[0]->options, call.sample_codebook_temp(), layout.owner);
   const bool frozen =
       std::all_of(rvq.levels.begin(), rvq.levels.end(),

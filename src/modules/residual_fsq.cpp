@@ -1,7 +1,11 @@
 #include <torchvq/modules/residual_fsq.h>
 
+#include <algorithm>
 #include <cmath>
+#include <optional>
 #include <ostream>
+#include <string>
+#include <vector>
 
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
@@ -60,6 +64,16 @@ std::optional<torch::Tensor> soft_clamp_of(const ResidualFSQOptions& options) {
     return std::nullopt;
   }
   return at::tensor(limit);
+}
+
+/// The bound of the operator for all levels, if they agree on one that it has: the options of a
+/// level may be set apart.
+std::optional<std::string> bound_of_all(const std::vector<FSQ>& levels) {
+  const auto first = levels[0]->bound_name();
+  const bool has = first == "symmetric_tanh" || first == "symmetric_clamp";
+  const bool agree = std::all_of(levels.begin(), levels.end(),
+                                 [&](const FSQ& level) { return level->bound_name() == first; });
+  return has && agree ? std::optional(first) : std::nullopt;
 }
 
 }  // namespace
@@ -137,6 +151,18 @@ detail::Layout ResidualFSQImpl::layout() const {
   return {.dim = dim(), .channel_first = options.is_channel_first(), .owner = "ResidualFSQ"};
 }
 
+/// Levels draw their noise from the generator of the stack, which is made for it at construction.
+void ResidualFSQImpl::check_noise() const {
+  if (!is_training() || built_from_.fsq().noise_dropout() > 0) return;
+  const bool noisy = options.fsq().noise_dropout() > 0 ||
+                     std::any_of(levels.begin(), levels.end(), [](const FSQ& level) {
+                       return level->is_training() && level->options.noise_dropout() > 0;
+                     });
+  TORCH_CHECK_VALUE(!noisy,
+                    "ResidualFSQ: expected noise_dropout to be given to the constructor, which "
+                    "makes the generator of the noise, but got set later");
+}
+
 detail::StackFamily ResidualFSQImpl::family(const std::optional<torch::Tensor>& noise_rng) const {
   detail::StackFamily own;
   own.layout = layout();
@@ -158,11 +184,11 @@ detail::StackFamily ResidualFSQImpl::family(const std::optional<torch::Tensor>& 
         residual, scale, std::nullopt, noise_rng, index);
     return detail::LevelResult{codes, indices.squeeze(-1)};
   };
-  if (own.attached && !noise_rng && !options.fsq().orthogonal_rotation()) {
-    own.at_once = [this, scales](const at::Tensor& inputs, int64_t depth) {
+  const auto bound = bound_of_all(levels);
+  if (own.attached && !noise_rng && !options.fsq().orthogonal_rotation() && bound) {
+    own.at_once = [this, scales, bound](const at::Tensor& inputs, int64_t depth) {
       return ops::residual_scalar_quantize(inputs, options.levels(),
-                                           scales.narrow(0, 0, depth).to(inputs.device()),
-                                           levels[0]->bound_name());
+                                           scales.narrow(0, 0, depth).to(inputs.device()), *bound);
     };
   }
   own.decode = [this, scales](int64_t index, const at::Tensor& indices) {
@@ -185,6 +211,8 @@ ResidualFSQOutput ResidualFSQImpl::forward_to_depth(const torch::Tensor& x,
   const auto& seed = call.rand_quantize_dropout_fixed_seed();
   const bool dropping = is_training() && drops();
   const bool noisy = is_training() && options.fsq().noise_dropout() > 0;
+  detail::check_depths("ResidualFSQ", dropping && !seed, rng);
+  check_noise();
   if (!depth) depth = detail::depth_in_use(options, dropping, seed, rng);
   const auto noise_rng = noisy ? std::optional(detail::rng_of_rank(rng)) : std::nullopt;
   const auto found = detail::run_stack(family(noise_rng), x, mask, *depth, call.return_all_codes());

@@ -58,7 +58,7 @@ Level choose_level(ResidualVQImpl& rvq, int64_t index, const at::Tensor& residua
 
 bool codes_learn(const ResidualVQImpl& rvq) {
   const auto& codebook = *rvq.levels[0]->codebook_state;
-  return codebook.embed.requires_grad() || rvq.options.implicit_neural_codebook();
+  return takes_gradient(codebook.embed) || rvq.options.implicit_neural_codebook();
 }
 
 bool sees_padding(const ResidualVQImpl& rvq) {
@@ -115,8 +115,8 @@ Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRequest& req
     prepare_levels(rvq, inputs, request);
     paths = search_paths(rvq, inputs, request);
   }
-  const auto compared =
-      F::compared_inputs(inputs, gradient, request.depth, !request.targets.empty());
+  const F::LevelsInUse used{request.depth, !request.targets.empty()};
+  const auto compared = F::compared_inputs(inputs, gradient, used);
   Walk result;
   const auto choose = [&](int64_t index, const at::Tensor& residual,
                           const F::LevelSums& before) -> F::WalkedLevel {
@@ -140,8 +140,8 @@ Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRequest& req
   };
   const auto sums = F::walk_levels(compared, request.depth, gradient,
                                    gradient.estimates_levels || implicit_codes, choose);
-  result.output =
-      F::stack_output(inputs, sums, rvq.levels[0]->codebook_state->rng, request.ranks, gradient);
+  result.output = F::stack_output(inputs, sums, rvq.levels[0]->codebook_state->rng, request.ranks,
+                                  gradient, used);
   return result;
 }
 

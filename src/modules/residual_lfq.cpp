@@ -104,6 +104,19 @@ detail::Layout ResidualLFQImpl::layout() const {
       .dim = options.dim(), .channel_first = options.is_channel_first(), .owner = "ResidualLFQ"};
 }
 
+/// Levels draw tokens from the generator of the stack, which is made for it at construction.
+void ResidualLFQImpl::check_draws() const {
+  if (!is_training() || built_from_.lfq().frac_per_sample_entropy() < 1) return;
+  const auto drawing = [](const LFQ& level) {
+    return level->is_training() && level->options.frac_per_sample_entropy() < 1;
+  };
+  const bool draws = options.lfq().frac_per_sample_entropy() < 1 ||
+                     std::any_of(levels.begin(), levels.end(), drawing);
+  TORCH_CHECK_VALUE(!draws,
+                    "ResidualLFQ: expected frac_per_sample_entropy to be given to the constructor, "
+                    "which makes the generator of the draws, but got set on the module");
+}
+
 F::LookupFreeOptions ResidualLFQImpl::step_options(size_t level) const {
   const auto& own = *levels[level];
   const auto group = own.group();
@@ -191,12 +204,14 @@ ResidualLFQImpl::Pending ResidualLFQImpl::start(const torch::Tensor& x,
   auto own_layout = layout();
   own_layout.channel_first = channel_first;
   const auto mask = detail::checked_mask(own_layout, x, call.mask());
-  const auto group = levels[0]->group();
-  // Before anything is drawn or rotated, so that ranks have equal state.
-  if (!group.empty()) handshake(group, x);
   const auto& seed = call.rand_quantize_dropout_fixed_seed();
   const bool dropping = is_training() && drops();
   const bool drawing = is_training() && options.lfq().frac_per_sample_entropy() < 1;
+  detail::check_depths("ResidualLFQ", dropping && !seed, rng);
+  check_draws();
+  const auto group = levels[0]->group();
+  // Before anything is drawn or rotated, so that ranks have equal state.
+  if (!group.empty()) handshake(group, x);
   if (!depth) depth = detail::depth_in_use(options, dropping, seed, rng);
   const auto draw = drawing ? rng.clone() : torch::Tensor();
   Pending pending{.stack = this, .output = {}, .steps = {}};

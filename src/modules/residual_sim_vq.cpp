@@ -46,6 +46,14 @@ SimVQOptions level_options(const ResidualSimVQOptions& options) {
   return own;
 }
 
+/// The estimator of a level, of the stack's options as they are now: with those of the level, which
+/// are of its construction, the gradient would be that of neither.
+std::string estimator_of(const ResidualSimVQImpl& stack, const SimVQImpl& level) {
+  if (!level.is_training()) return "none";
+  if (!stack.options.rotation_trick()) return "straight_through";
+  return stack.options.sim_vq().vqp_compat() ? "vqp_rotation_trick" : "rotation_trick";
+}
+
 }  // namespace
 
 /// The values that one forward passes between levels.
@@ -134,8 +142,8 @@ detail::StackFamily ResidualSimVQImpl::family(Walk& walk) {
     auto& level = levels.at(static_cast<size_t>(index));
     OptionalTensor chosen;
     if (walk.chosen) chosen = walk.chosen->select(-1, index).reshape({1, -1});
-    walk.results.push_back(
-        level->choose(rows_of(residual), walk.mask, summed ? level->estimator() : "none", chosen));
+    walk.results.push_back(level->choose(rows_of(residual), walk.mask,
+                                         summed ? estimator_of(*this, *level) : "none", chosen));
     const auto& found = walk.results.back();
     auto codes = summed ? found.quantized : found.codes;
     // Codes receive gradients only from the losses.
@@ -147,7 +155,7 @@ detail::StackFamily ResidualSimVQImpl::family(Walk& walk) {
     own.estimate = [this](const at::Tensor& inputs, const at::Tensor& total) {
       const auto draws = at::zeros({2}, inputs.options().dtype(at::kLong).requires_grad(false));
       return F::estimate(rows_of(inputs), rows_of(total), draws,
-                         F::EstimateOptions().estimator(levels[0]->estimator()))
+                         F::EstimateOptions().estimator(estimator_of(*this, *levels[0])))
           .view_as(inputs);
     };
   }
@@ -160,11 +168,12 @@ detail::StackFamily ResidualSimVQImpl::family(Walk& walk) {
 ResidualSimVQOutput ResidualSimVQImpl::forward(const torch::Tensor& x,
                                                const ResidualSimVQForwardOptions& call) {
   const auto mask = detail::checked_mask(layout(), x, call.mask());
+  const auto& seed = call.rand_quantize_dropout_fixed_seed();
+  const bool dropping = is_training() && drops();
+  detail::check_depths("ResidualSimVQ", dropping && !seed, rng);
   const auto group = levels[0]->group();
   // Before anything is drawn, so that ranks have equal state.
   if (!group.empty()) handshake(group);
-  const auto& seed = call.rand_quantize_dropout_fixed_seed();
-  const bool dropping = is_training() && drops();
   const auto depth = detail::depth_in_use(options, dropping, seed, rng);
   Walk walk;
   const auto found = detail::run_stack(family(walk), x, mask, depth, call.return_all_codes());

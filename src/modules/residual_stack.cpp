@@ -125,6 +125,13 @@ at::Tensor stack_output(const StackFamily& family, const at::Tensor& indices, bo
   return family.layout.place_features(project_decoded(family.project_out, output, whole));
 }
 
+void check_depths(const char* owner, bool draws, const at::Tensor& rng) {
+  TORCH_CHECK_VALUE(!draws || rng.defined(), owner,
+                    ": expected quantize_dropout to be given to the constructor, which makes the "
+                    "generator of the depths (or pass rand_quantize_dropout_fixed_seed to "
+                    "forward), but got set on the module");
+}
+
 int64_t stack_depth(const std::optional<int64_t>& seed, const at::Tensor& rng,
                     const functional::DepthRule& rule) {
   if (seed) return F::seeded_depth(*seed, rule);

@@ -73,6 +73,10 @@ at::Tensor stack_codes(const StackFamily& family, const at::Tensor& indices, boo
 /// zeros if all indices are -1.
 at::Tensor stack_output(const StackFamily& family, const at::Tensor& indices, bool fewer);
 
+/// Throws c10::ValueError where a forward draws depths and dropout was set after construction,
+/// which makes their generator.
+void check_depths(const char* owner, bool draws, const at::Tensor& rng);
+
 /// The number of levels that a forward with dropout uses: from the given seed, otherwise
 /// only from the step of `rng` (2,), so that ranks with different seeds drop the same
 /// levels without communication.

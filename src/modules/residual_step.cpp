@@ -39,7 +39,7 @@ bool steps_at_once(const ResidualVQImpl& rvq, const at::Tensor& tokens) {
     return false;
   }
   if (rvq.is_training() && rvq.options.quant_grad_frac() > 0 && codes_learn(rvq) &&
-      !tokens.requires_grad()) {
+      !takes_gradient(tokens)) {
     return false;  // later levels take a gradient from the codes, and so have an estimator
   }
   const auto& first = rvq.levels[0]->options;

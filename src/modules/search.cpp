@@ -35,12 +35,14 @@ void prepare(VectorQuantizeImpl& vq, const at::Tensor& x, const OptionalTensor& 
   vq.codebook_state->prepare(x, mask, learning, ranks);
 }
 
+bool takes_gradient(const at::Tensor& x) { return at::GradMode::is_enabled() && x.requires_grad(); }
+
 std::string estimator_of(const VectorQuantizeImpl& vq, const at::Tensor& x, bool codes_learn) {
   if (!vq.is_training()) {
     return "none";
   }
   const bool compat = vq.options.vqp_compat();
-  if ((compat || codes_learn) && !x.requires_grad()) {
+  if ((compat || codes_learn) && !takes_gradient(x)) {
     // With nothing to route to the input, the reference keeps the gradient of the Gumbel softmax.
     return compat && vq.options.straight_through() ? "gumbel" : "none";
   }
@@ -50,7 +52,7 @@ std::string estimator_of(const VectorQuantizeImpl& vq, const at::Tensor& x, bool
   if (vq.options.directional_reparam()) {
     // The estimator adds noise to the code only to obtain a gradient; without one, the code is
     // returned.
-    return x.requires_grad() ? "directional_reparam" : "none";
+    return takes_gradient(x) ? "directional_reparam" : "none";
   }
   if (!vq.resolved().rotation_trick) {
     return "straight_through";
@@ -130,7 +132,7 @@ SearchResult choose(VectorQuantizeImpl& vq, const at::Tensor& projected, const a
       projected, codebook, rng, mask,
       search_options(
           vq, request,
-          options.estimator.value_or(estimator_of(vq, projected, codebook.requires_grad())))
+          options.estimator.value_or(estimator_of(vq, projected, takes_gradient(codebook))))
           .chosen(options.chosen));
   return {quantized, {inputs, codebook, mask, codes, indices}, tokens};
 }

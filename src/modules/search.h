@@ -22,6 +22,10 @@ Request request_of_level(const VectorQuantizeImpl& vq, const std::optional<at::T
 void prepare(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::Tensor>& mask,
              bool frozen, const distributed::Ranks& ranks);
 
+/// Whether results that depend on x will have a gradient. Where gradients are off, a leaf still says
+/// that it requires one, but a padded copy of it does not.
+bool takes_gradient(const at::Tensor& x);
+
 /// The operators' name for the gradient of the output.
 ///
 /// @param x            the tensor that it should reach. If it takes none, it goes to the codes.

@@ -73,7 +73,7 @@ Step searched_step(VectorQuantizeImpl& vq, const at::Tensor& x,
       x, own.state(), arguments,
       F::VectorQuantizeStepOptions()
           .layout(layout)
-          .search(search_options(vq, request, estimator_of(vq, reached, codebook.requires_grad())))
+          .search(search_options(vq, request, estimator_of(vq, reached, takes_gradient(codebook))))
           .losses(first)
           .learning(own.learning(request.ema_update, request.ranks, request.accumulate))
           .learns(learns && !apart)

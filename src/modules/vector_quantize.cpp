@@ -166,7 +166,10 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
     return {found.quantized, found.indices, found.loss, found.breakdown};
   }
   const auto packed = layout.pack(x);
-  const auto tokens = request.mask ? F::fill_masked(packed, *request.mask) : packed;
+  // The reference's diversity loss covers padding as it is.
+  const bool covered =
+      is_training() && options.vqp_compat() && options.codebook_diversity_loss_weight() > 0;
+  const auto tokens = request.mask && !covered ? F::fill_masked(packed, *request.mask) : packed;
   // Codes are passed to project_out unrounded.
   const auto projected = project(tokens);
   detail::agree(*this, request, projected.scalar_type());
@@ -206,6 +209,9 @@ void VectorQuantizeImpl::check_arguments(const torch::Tensor& x,
     options.validate();
     codebook.options.validate();
   }
+  TORCH_CHECK_VALUE(options.affine_param() == codebook.batch_mean.defined(),
+                    "VectorQuantize: expected affine_param to be given to the constructor, which "
+                    "makes the statistics of the map, but got set on the module");
   detail::check_temperature(options, call.sample_codebook_temp(), kVectorQuantize);
   if (const auto& targets = call.indices()) {
     detail::check_targets(*targets, x, detail::layout_of(options, kVectorQuantize),

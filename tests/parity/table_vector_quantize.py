@@ -281,6 +281,16 @@ LOSSES = [
         forward=lambda step: dict(mask=mask(step), **BREAKDOWN),
     ),
     Row(
+        "compatible, diversity, masked, projections",
+        frozen(
+            codebook_diversity_loss_weight=0.5,
+            codebook_diversity_temperature=1.0,
+            commitment_weight=0.0,
+            codebook_dim=4,
+        ),
+        forward=lambda step: dict(mask=mask(step), **BREAKDOWN),
+    ),
+    Row(
         "diversity, learnable",
         dict(codebook_diversity_loss_weight=0.5, codebook_diversity_temperature=1.0, **LEARNABLE),
         shape=(12, DIM),

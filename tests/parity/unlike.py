@@ -255,6 +255,12 @@ UNLIKE: dict[tuple[str, str], Unlike] = {
     ),
     **_rows(
         "VectorQuantize",
+        "diversity-loss",
+        ("loss", "breakdown.codebook_diversity", *_ENCODER),
+        "compatible, diversity, masked, projections",
+    ),
+    **_rows(
+        "VectorQuantize",
         "rotation-near-zero",
         ("quantized", "grad.input"),
         "compatible, rotation near zero",

@@ -261,6 +261,48 @@ def test_state_of_the_reference_loads_and_steps_resume():
         assert torch.equal(found.indices, expected.indices)
 
 
+BOUNDS = dict(bound_hard_clamp=False, preserve_symmetry=False)
+
+
+def set_apart(module: Any, changed: list[int], names: tuple[str, ...]) -> Any:
+    for index in changed:
+        for name in names:
+            setattr(module.layers[index], name, BOUNDS[name])
+    return module
+
+
+def chained(module: ResidualFSQ, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The levels of a stack called by hand, each on what those before leave, on its scale."""
+    residual = total = module.prepare_inputs(x)
+    found = []
+    for level, scale in zip(module.layers, module.scales, strict=True):
+        codes, indices = level(residual / scale)
+        residual = residual - codes * scale
+        found.append(indices)
+    return total - residual, torch.stack(found, -1)
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in BOUNDS), tuple(BOUNDS)])
+@pytest.mark.parametrize("changed", [[0], [1], [2], [0, 1, 2]])
+@pytest.mark.parametrize("training", [False, True])
+def test_each_level_has_its_own_bound(changed, names, training):
+    kwargs = dict(levels=[5, 4, 8], num_quantizers=3)
+    module = set_apart(ResidualFSQ(**kwargs), changed, names).train(training)
+    theirs = set_apart(Reference(**kwargs), changed, names).train(training)
+    x = torch.randn(2, 50, 3, requires_grad=True)
+    found, expected = module(x), chained(module, x)
+    assert torch.equal(found.indices, expected[1])
+    assert torch.equal(found.indices, theirs(x)[1].long())
+    torch.testing.assert_close(found.quantized, expected[0])
+    torch.testing.assert_close(found.quantized, theirs(x)[0])
+    decoded = module.get_output_from_indices(found.indices)
+    torch.testing.assert_close(decoded, found.quantized)
+    gradients = [
+        torch.autograd.grad(result[0].square().sum(), x)[0] for result in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
 # Hostile input -------------------------------------------------------------------------------------------------
 
 

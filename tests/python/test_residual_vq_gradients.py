@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import vector_quantize_pytorch
-from residual_vq_cases import CODES, DIM, LEARNABLE, STACKS, build, data
+from residual_vq_cases import CODES, DIM, LEARNABLE, QINCO, STACKS, build, data
 
 GAIN_CASES = [
     "default",
@@ -101,9 +101,42 @@ def test_losses_and_output_have_the_balance_of_one_estimator_per_level(
     torch.testing.assert_close(gradients[0] * gain, gradients[1])
 
 
-def test_losses_of_targets_have_the_gradient_of_their_value() -> None:
-    """With targets the loss is the only result, so its gradient is not divided."""
-    stack = build("default", rotation_trick=False).double()
+# Stacks whose losses have a divided gradient without targets; most of them average that of the output, too.
+SCORED: dict[str, dict[str, Any]] = AVERAGED | {
+    "copied": dict(rotation_trick=False),
+    "diveq": dict(diveq=True, directional_reparam_variance=0.0),
+    "dropout": dict(rotation_trick=True, quantize_dropout=True, num_quantizers=6),
+    "heads": dict(rotation_trick=True, heads=2, codebook_dim=4),
+    "groups": dict(rotation_trick=True, groups=2),
+    "groups, cosine": dict(use_cosine_sim=True, groups=2),
+    "implicit": dict(rotation_trick=True, **QINCO),
+    "affine": dict(rotation_trick=True, affine_param=True),
+    "beam": dict(rotation_trick=True, beam_size=2),
+}
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("case", SCORED)
+def test_targets_leave_the_output_and_its_gradient(case: str, mixed: bool) -> None:
+    options = SCORED[case] | dict(quant_grad_frac=0.25 if case == "fraction" else 0.0)
+    stack = build("default", **options).double()
+    layers = [layer for own in getattr(stack, "rvqs", [stack]) for layer in own.layers]
+    layers[-1].commitment_weight = 2.0 if mixed else 1.0  # levels that differ are walked in Python
+    x = data(stack).double().requires_grad_()
+    shape = copy.deepcopy(stack).eval()(x)[1].shape
+    outputs, gradients = [], []
+    for targets in ({}, {"indices": torch.randint(0, CODES, shape)}):
+        output = copy.deepcopy(stack)(x, freeze_codebook=True, **targets)[0]
+        outputs.append(output)
+        gradients.append(torch.autograd.grad((output**3).sum(), x)[0])
+    assert torch.equal(*outputs)
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)  # float64
+
+
+@pytest.mark.parametrize("case", ["copied", *sorted(AVERAGED.keys() - {"fraction"})])
+def test_losses_of_targets_have_the_gradient_of_their_value(case: str) -> None:
+    """With targets no loss is balanced with the output, so that of the targets is not divided."""
+    stack = build("default", **SCORED[case]).double()
     x = data(stack)[:1, :3].double().requires_grad_()
     targets = torch.zeros(1, 3, len(stack.layers), dtype=torch.long)
 

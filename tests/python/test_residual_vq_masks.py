@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,8 @@ from residual_vq_cases import (
     state,
     train_step,
 )
+
+from torchvq import ResidualVQ
 
 # Draws per token depend on the token's position.
 RANDOM = {"diveq", "directional", "sampling", "implicit_sampling"}
@@ -124,3 +128,25 @@ def test_padding_can_be_returned(case: str) -> None:
     x, mask = data(stack), mask_of(stack)
     rows = features_last(stack, stack(x, mask=mask)[0])
     assert torch.equal(rows[~mask], features_last(stack, x)[~mask])
+
+
+@pytest.mark.parametrize("vqp_compat", [False, True], ids=["", "compatible"])
+@pytest.mark.parametrize(
+    "options",
+    [dict(directional_reparam=True, threshold_ema_dead_code=1e-9), dict(rotation_trick=True)],
+)
+def test_padding_elsewhere_does_not_change_a_sample_where_gradients_are_off(
+    options: dict[str, Any], vqp_compat: bool
+) -> None:
+    """A leaf says that it requires a gradient also under no_grad, where its copy with zeros for padding does not."""
+    # Without noise for x, which takes no gradient there, the output is the codes.
+    rvq = ResidualVQ(
+        dim=6, codebook_size=8, num_quantizers=2, vqp_compat=vqp_compat, **options
+    ).train()
+    x = torch.randn(2, 4, 6).requires_grad_()
+    full = torch.ones(2, 4, dtype=torch.bool)
+    part = full.clone()
+    part[1, 3] = False
+    with torch.no_grad():
+        outputs = [copy.deepcopy(rvq)(x, mask=mask).quantized[0] for mask in (None, full, part)]
+    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])

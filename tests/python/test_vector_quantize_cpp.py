@@ -32,6 +32,9 @@ COMPAT = dict(vqp_compat=True)
 MORE: dict[str, dict[str, Any]] = {
     "compat_cosine": dict(**COMPAT, use_cosine_sim=True),
     "compat_diversity": dict(**COMPAT, **SEPARATE, codebook_diversity_loss_weight=0.3),
+    "compat_diversity_projections": dict(
+        **COMPAT, **PROJECTED, codebook_diversity_loss_weight=0.3, commitment_weight=0.0
+    ),
     "compat_projections": dict(**COMPAT, **PROJECTED),
     "compat_orthogonal": dict(**COMPAT, orthogonal_reg_weight=0.5),
     "compat_learnable": dict(**COMPAT, **LEARNABLE),
@@ -59,6 +62,7 @@ CALLS: dict[str, tuple[str, str]] = {
     "mask_padding": ("input_as_padding", "mask"),
     "mask_compat": ("compat", "mask"),
     "mask_compat_diversity": ("compat_diversity", "mask"),
+    "mask_compat_diversity_projections": ("compat_diversity_projections", "mask"),
     "mask_kmeans": ("affine_kmeans_dead_codes", "mask"),
     "targets": ("default", "indices"),
     "targets_heads": ("separate_heads_cosine", "indices"),

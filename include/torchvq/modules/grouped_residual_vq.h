@@ -44,6 +44,7 @@ class TORCHVQ_API GroupedResidualVQImpl : public CheckedLoad<GroupedResidualVQIm
   /// for all groups if `synced`.
   std::vector<std::vector<CodebookStats>> stats(bool synced = false) const;
 
+  /// As at construction; those of a group are set in rvqs[i]->options, see ResidualVQImpl::options.
   GroupedResidualVQOptions options;
   std::vector<ResidualVQ> rvqs;  ///< registered under this name
 

@@ -132,6 +132,8 @@ class TORCHVQ_API HierarchicalVQImpl : public CheckedLoad<HierarchicalVQImpl> {
   /// The module that computes the map of a scale.
   ScalePhi choose_phi(int64_t scale) const;
 
+  /// Set later, freeze_codebook, channel_first, nested_dropout and nested_dropout_min_levels take
+  /// effect; options of scales are set in vqs[i]->options and vqs[i]->codebook_state->options.
   HierarchicalVQOptions options;
   std::vector<VectorQuantize> vqs;  ///< one, registered as "vq", or those of the scales, "vqs.N"
   std::vector<ScalePhi> phis;       ///< one, registered as "phi_shared", or several, "phi_levels.N"

@@ -84,6 +84,9 @@ class TORCHVQ_API ResidualFSQImpl : public KeptBuffers<ResidualFSQImpl> {
     return options.dim().value_or(static_cast<int64_t>(options.levels().size()));
   }
 
+  /// Set later, is_channel_first and the rules of quantize_dropout take effect; turning
+  /// quantize_dropout on needs a seed in each call; noise_dropout above 0 and vqp_compat are given
+  /// to the constructor; other options of levels are set in levels[i]->options.
   ResidualFSQOptions options;
   torch::nn::Linear project_in{nullptr};  ///< empty without projection, like the next
   torch::nn::Linear project_out{nullptr};
@@ -97,6 +100,7 @@ class TORCHVQ_API ResidualFSQImpl : public KeptBuffers<ResidualFSQImpl> {
   detail::Layout layout() const;
   detail::StackFamily family(const std::optional<torch::Tensor>& noise_rng) const;
   bool drops() const { return options.quantize_dropout() && options.num_quantizers() > 1; }
+  void check_noise() const;
   bool keeps_codebook_axis() const;
   void cast_scales(torch::Dtype dtype);
 
@@ -129,6 +133,8 @@ class TORCHVQ_API GroupedResidualFSQImpl : public CheckedLoad<GroupedResidualFSQ
   /// (G, Q, codebook_size, D), computed at each call.
   torch::Tensor codebooks() const;
 
+  /// As at construction; those of a group are set in rvqs[i]->options, see
+  /// ResidualFSQImpl::options.
   GroupedResidualFSQOptions options;
   std::vector<ResidualFSQ> rvqs;  ///< registered under this name
 

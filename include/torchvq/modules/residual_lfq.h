@@ -76,6 +76,9 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
   /// All codes of each level (Q, codebook_size, D), computed at each call; before rotation.
   torch::Tensor codebooks() const;
 
+  /// Set later, is_channel_first and the rules of quantize_dropout take effect; turning
+  /// quantize_dropout on needs a seed in each call; frac_per_sample_entropy below 1 and vqp_compat
+  /// are given to the constructor; other options of levels are set in levels[i]->options.
   ResidualLFQOptions options;
   torch::nn::Linear project_in{nullptr};  ///< empty without projection, like the next
   torch::nn::Linear project_out{nullptr};
@@ -100,6 +103,7 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
                 std::optional<int64_t>& depth, bool channel_first);
   /// Fills in the losses: one all-reduce for all levels of all stacks.
   static void finish(std::vector<Pending>& stacks);
+  void check_draws() const;
   detail::Layout layout() const;
   detail::StackFamily family(const torch::Tensor& draw, Steps& steps);
   /// Options of a step of a level.
@@ -137,6 +141,8 @@ class TORCHVQ_API GroupedResidualLFQImpl : public CheckedLoad<GroupedResidualLFQ
   /// (G, Q, codebook_size, D), computed at each call.
   torch::Tensor codebooks() const;
 
+  /// As at construction; those of a group are set in rvqs[i]->options, see
+  /// ResidualLFQImpl::options.
   GroupedResidualLFQOptions options;
   std::vector<ResidualLFQ> rvqs;  ///< registered under this name
 

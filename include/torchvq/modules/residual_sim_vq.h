@@ -73,6 +73,9 @@ class TORCHVQ_API ResidualSimVQImpl : public KeptBuffers<ResidualSimVQImpl> {
   /// The codes of each level (Q, codebook_size, dim / heads), computed at each call.
   torch::Tensor codebooks();
 
+  /// Set later, rotation_trick, sim_vq().vqp_compat, eval_beam_size, channel_first and the rules of
+  /// quantize_dropout take effect, for all levels; turning quantize_dropout on needs a seed in each
+  /// call; other options of levels are set in levels[i]->options.
   ResidualSimVQOptions options;
   std::vector<SimVQ> levels;  ///< registered as "layers"
   torch::Tensor rng;          ///< (2,), int64, with dropout, else undefined

@@ -104,8 +104,14 @@ class TORCHVQ_API ResidualVQImpl : public CheckedLoad<ResidualVQImpl>, public In
   /// c10::ValueError for one of other levels or tensors.
   void copy_state(const ResidualVQImpl& other, const std::optional<torch::Device>& device);
 
+  /// Throws c10::ValueError in training if diveq has changed since construction.
+  void check_diveq() const;
+
   int64_t num_quantizers() const { return static_cast<int64_t>(levels.size()); }
 
+  /// Set later, the beam sizes and weights, quant_grad_frac, return_zeros_for_masked_padding and
+  /// quantize_dropout with its rules take effect, diveq is an error in training, and what levels
+  /// have is set in levels[i]->options and levels[i]->codebook_state->options.
   ResidualVQOptions options;
   torch::nn::Linear project_in{nullptr};  ///< empty without projection, like the next
   torch::nn::Linear project_out{nullptr};

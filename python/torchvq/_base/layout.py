@@ -37,21 +37,22 @@ class Layout(NamedTuple):
     separate: bool = False  # one codebook per head
     map_rank: int | None = None  # of the input, for options that need an image or a volume
 
-    def check_input(self, x: Tensor) -> None:
-        """Raises TypeError or ValueError for an input of another dtype or shape."""
-        expect_floating(self.owner, "x", x)
+    def check_input(self, x: Tensor, name: str = "x") -> None:
+        """Raises TypeError or ValueError for an input of another dtype or shape; ``name`` is that of the parameter."""
+        expect_floating(self.owner, name, x)
         if x.dim() < 2 or (self.map_rank is not None and x.dim() not in (2, self.map_rank)):
             layout = {None: "(B, *, dim)", 4: "(B, dim, H, W)", 5: "(B, dim, T, H, W)"}[
                 self.map_rank
             ]
             raise ValueError(
-                f"{self.owner}: expected x to have shape {layout}, but got shape {list(x.shape)}"
+                f"{self.owner}: expected {name} to have shape {layout}, but got shape {list(x.shape)}"
             )
         features = x.shape[1 if self.channel_first else -1]
         if features != self.dim:
             axis = "axis 1" if self.channel_first else "the last axis"
             raise ValueError(
-                f"{self.owner}: expected x to have {self.dim} features (dim) on {axis}, but got shape {list(x.shape)}"
+                f"{self.owner}: expected {name} to have {self.dim} features (dim) on {axis}, but got shape "
+                f"{list(x.shape)}"
             )
 
     def positions(self, x: Tensor) -> torch.Size:

@@ -1,5 +1,7 @@
 """The linear maps between the features of the input and those of the codes."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -74,14 +76,21 @@ def _weight_of(layer: nn.Module) -> Tensor | None:
     weight = layer._parameters.get("weight")
     if weight is not None and weight.is_floating_point():
         return weight
-    return next((own for own in layer.parameters() if own.is_floating_point()), None)
+    return next((own for own in _tensors_of(layer) if own.is_floating_point()), None)
+
+
+def _tensors_of(layer: nn.Module) -> Iterator[Tensor]:
+    """The parameters of a layer, and tensors in their places: FSDP1 puts views of its flat parameter there."""
+    for part in layer.modules():
+        for own in (*part._parameters.values(), *vars(part).values()):
+            if isinstance(own, Tensor):
+                yield own
 
 
 def decoding_dtype(*projections: nn.Module) -> torch.dtype:
     """float64 if a projection has a float64 parameter, else float32."""
     for layer in projections:
-        own = layer._parameters.values() if layer._parameters else layer.parameters()
-        if any(tensor is not None and tensor.dtype == torch.float64 for tensor in own):
+        if any(own.dtype == torch.float64 for own in _tensors_of(layer)):
             return torch.float64
     return torch.float32
 

@@ -22,19 +22,20 @@ def is_readable_after_wait(tensor: Tensor) -> bool:
 
 
 def takes_gradient(tensor: Tensor) -> bool:
-    """Whether the tensor requires a gradient, or has a tangent; also below torch.vmap, which hides this, and in the
-    first run of a reentrant checkpoint, which computes without gradients what backward repeats with them.
+    """Whether results that depend on the tensor will have a gradient or a tangent; also below torch.vmap, which hides
+    this, and in the first run of a reentrant checkpoint, which computes without gradients what backward repeats with
+    them.
     """
-    if tensor.requires_grad or torch.compiler.is_compiling():
-        return tensor.requires_grad
+    # Where gradients are off, a leaf still says that it requires one, but a padded copy of it does not.
+    enabled = torch.is_grad_enabled()
+    if torch.compiler.is_compiling() or (enabled and tensor.requires_grad):
+        return enabled and tensor.requires_grad
     while is_mapped(tensor):
         tensor = unmapped(tensor)
-    if tensor.requires_grad:
+    if enabled and tensor.requires_grad:
         return True
     dual = forward_ad.unpack_dual(tensor)  # type: ignore[no-untyped-call]
-    if dual.tangent is not None:
-        return True
-    return not torch.is_grad_enabled() and inside_reentrant_checkpoint()
+    return dual.tangent is not None or (not enabled and inside_reentrant_checkpoint())
 
 
 def shared_flag(flag: Tensor) -> bool:

@@ -57,8 +57,11 @@ def projected_step(
         agree(vq, request, x.dtype)
         return step(vq, x, None, request, layout)
     packed = layout.pack(x)
-    # Padding may hold anything, including NaN; zeros keep it out of every gradient.
-    tokens = packed if request.mask is None else _ops.fill_masked(packed, request.mask)
+    # Padding may hold anything, including NaN; zeros keep it out of every gradient. The reference's diversity loss
+    # covers it as it is.
+    covered = vq.training and vq.vqp_compat and vq.has_codebook_diversity_loss
+    fills = request.mask is not None and not covered
+    tokens = _ops.fill_masked(packed, request.mask) if fills else packed
     # Widened, so that project_out gets the codes unrounded.
     projected = widened(project(vq.project_in, tokens))
     agree(vq, request, projected.dtype)

@@ -116,17 +116,26 @@ def walk(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> Walk:
         return level, WalkedLevel(level.codes, handed_on)
 
     total, levels = walk_levels(compared, levels_to_walk(request.depth, rvq.num_quantizers), choose)
-    output = summed if rvq.estimates_levels else _estimate_stack(rvq, inputs, total, request.ranks)
-    return Walk(output, levels)
+    if not rvq.estimates_levels:
+        return Walk(_estimate_stack(rvq, inputs, total, request.ranks), levels)
+    # The inputs of levels that score targets are not divided, so the mean over levels is taken here. Inputs without a
+    # gradient leave it to the codes, which have it undivided.
+    if request.targets is not None and takes_gradient(inputs) and not _sums_gradients(rvq):
+        summed = balanced(summed, request.depth, 1 - rvq.quant_grad_frac)
+    return Walk(summed, levels)
 
 
 def _balanced(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> Tensor:
     """The inputs as the losses of the levels see them; see ``engine.balanced``."""
-    # Levels whose gradients are summed, not averaged: as in the reference, or given to the codes.
-    summed = rvq.vqp_compat or not rvq.levels[0].route_gradients_to_input
-    if not rvq.training or (rvq.estimates_levels and summed) or request.targets is not None:
+    if not rvq.training or _sums_gradients(rvq) or request.targets is not None:
         return inputs
     return balanced(inputs, request.depth, 1 - rvq.quant_grad_frac)
+
+
+def _sums_gradients(rvq: "ResidualVQ") -> bool:
+    """Whether gradients of levels are summed, not averaged: as in the reference, or given to the codes."""
+    by_codes = not rvq.levels[0].route_gradients_to_input
+    return rvq.estimates_levels and (rvq.vqp_compat or by_codes)
 
 
 def _condition(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, summed: Tensor) -> Tensor:

@@ -4,8 +4,8 @@
 # Two families of flags: screening kernels work in float32 within a proven error bound and may contract to fused
 # multiply-add; exact kernels may not (-ffp-contract=off is the whole library's default).
 set(TORCHVQ_SCREENING_KERNELS nearest_code_scan prepared_scan residual_beam_scan)
-set(TORCHVQ_EXACT_KERNELS binary_codes code_rows nearest_code_exact projected_level sample_codes scalar_quantize
-    score_rows sign_entropy token_rows transpose)
+set(TORCHVQ_EXACT_KERNELS binary_codes code_rows latent_quantize nearest_code_exact projected_level sample_codes
+    scalar_quantize score_rows sign_entropy token_rows transpose)
 
 set(TORCHVQ_LEVELS default)
 set(TORCHVQ_LEVEL_FLAGS_default "")

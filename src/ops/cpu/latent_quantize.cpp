@@ -12,6 +12,7 @@
 
 #include "detail/precision.h"
 #include "detail/scalar_levels.h"
+#include "kernels/cpu/latent_quantize.h"
 
 namespace torchvq {
 namespace {
@@ -21,87 +22,117 @@ using OptionalTensor = std::optional<at::Tensor>;
 // Blocks, and so the order of additions, do not depend on the number of threads.
 constexpr int64_t kLatentsPerBlock = 1024;
 
+/// Fewer are done sooner than another thread wakes up.
+constexpr int64_t kValuesPerThread = 32768;
+
 int64_t count_blocks(int64_t tokens) { return (tokens + kLatentsPerBlock - 1) / kLatentsPerBlock; }
 
 template <typename Body>
-void over_blocks(int64_t tokens, const Body& body) {
-  at::parallel_for(0, count_blocks(tokens), 1, [&](int64_t begin, int64_t end) {
+void over_blocks(int64_t tokens, int64_t dim, const Body& body) {
+  const int64_t grain = 1 + kValuesPerThread / (kLatentsPerBlock * dim);
+  at::parallel_for(0, count_blocks(tokens), grain, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       body(block, block * kLatentsPerBlock, std::min(tokens, (block + 1) * kLatentsPerBlock));
     }
   });
 }
 
-/// The lowest one wins ties; a NaN is never the nearest.
-int64_t nearest_level(const double* values, int64_t count, double x) {
-  int64_t best = 0;
-  double least = std::numeric_limits<double>::infinity();
-  for (int64_t i = 0; i < count; ++i) {
-    const double distance = std::fabs(x - values[i]);
-    best = distance < least ? i : best;
-    least = distance < least ? distance : least;
-  }
-  return best;
-}
-
-/// The features of a token; the values of all their levels are concatenated.
-struct LatentLevels {
-  explicit LatentLevels(at::IntArrayRef levels_)
-      : levels(levels_.vec()), basis(detail::scalar_basis(levels_)) {}
-
-  /// Writes the codes of one token; returns its index and adds to `squares`.
-  template <typename T>
-  int64_t token(const T* x, const double* values, T* codes, double& squares) const {
-    int64_t index = 0;
-    bool finite = true;
-    const double* own = values;
-    for (size_t j = 0; j < levels.size(); ++j) {
-      const auto value = static_cast<double>(x[j]);
-      finite = finite && std::isfinite(value);
-      const int64_t level = nearest_level(own, levels[j], value);
-      codes[j] = static_cast<T>(own[level]);
-      const double rest = value - static_cast<double>(codes[j]);
-      squares += rest * rest;
-      index += level * basis[j];
-      own += levels[j];
-    }
-    if (finite) return index;
-    std::fill_n(codes, levels.size(), std::numeric_limits<T>::quiet_NaN());
-    squares = std::numeric_limits<double>::quiet_NaN();
-    return 0;
-  }
-
-  std::vector<int64_t> levels, basis;
+/// Sums over real tokens.
+struct LatentSum {
+  double squares = 0;  // of the differences between latents and codes
+  int64_t tokens = 0;
 };
 
-/// Returns the sum of squared differences over real tokens, and their number.
 template <typename T>
-std::pair<double, int64_t> quantize_tokens(const at::Tensor& x, const double* values,
-                                           const LatentLevels& features, const bool* mask,
-                                           at::Tensor& codes, at::Tensor& indices) {
-  const int64_t tokens = indices.numel();
-  const auto dim = static_cast<int64_t>(features.levels.size());
-  const T* from = x.const_data_ptr<T>();
-  T* to = codes.mutable_data_ptr<T>();
-  auto* index = indices.mutable_data_ptr<int64_t>();
-  std::vector<double> squares(static_cast<size_t>(count_blocks(tokens)));
-  std::vector<int64_t> counts(squares.size());
-  over_blocks(tokens, [&](int64_t block, int64_t begin, int64_t end) {
-    const auto b = static_cast<size_t>(block);
-    for (int64_t i = begin; i < end; ++i) {
-      if (mask != nullptr && !mask[i]) {
-        std::fill_n(to + i * dim, dim, T(0));
-        index[i] = -1;
-        continue;
-      }
-      index[i] = features.token(from + i * dim, values, to + i * dim, squares[b]);
-      ++counts[b];
+struct Latents {
+  const T* x;
+  const double* values;  // of all features
+  at::IntArrayRef levels, basis;
+  const bool* mask;  // null if all tokens are real
+  T* codes;
+  int64_t* indices;
+};
+
+/// Quantizes some tokens at a time, feature by feature, so that the tokens of a feature are searched
+/// together.
+template <typename T>
+class LatentQuantizer {
+ public:
+  explicit LatentQuantizer(const Latents<T>& latents)
+      : all_(latents), kernel_(kernels::latent_quantize_kernel(kernels::cpu_level())) {}
+
+  LatentSum quantize(int64_t begin, int64_t end) {
+    LatentSum sum;
+    for (int64_t i = begin; i < end; i += kTogether) some(i, std::min(kTogether, end - i), sum);
+    return sum;
+  }
+
+ private:
+  static constexpr int64_t kTogether = 16 * kernels::kLatentGroup;
+
+  void some(int64_t from, int64_t count, LatentSum& sum) {
+    const auto dim = std::ssize(all_.levels);
+    std::fill_n(squares_, count, 0.0);
+    std::fill_n(not_finite_, count, 0.0);
+    std::fill_n(all_.indices + from, count, 0);
+    const double* own = all_.values;
+    for (size_t j = 0; j < all_.levels.size(); ++j) {
+      feature(from * dim + static_cast<int64_t>(j), count, own, all_.levels[j]);
+      for (int64_t t = 0; t < count; ++t) all_.indices[from + t] += places_[t] * all_.basis[j];
+      own += all_.levels[j];
     }
+    for (int64_t t = 0; t < count; ++t) {
+      finish(from + t, squares_[t], std::isnan(not_finite_[t]), sum);
+    }
+  }
+
+  /// One feature of `count` tokens, the first of which is at x[at].
+  void feature(int64_t at, int64_t count, const double* own, int64_t size) {
+    const auto dim = std::ssize(all_.levels);
+    for (int64_t t = 0; t < count; ++t) numbers_[t] = static_cast<double>(all_.x[at + t * dim]);
+    const int64_t groups = (count + kernels::kLatentGroup - 1) / kernels::kLatentGroup;
+    kernel_.nearest(own, size, numbers_, groups * kernels::kLatentGroup, places_);
+    for (int64_t t = 0; t < count; ++t) {
+      const T code = static_cast<T>(own[places_[t]]);
+      all_.codes[at + t * dim] = code;
+      const double rest = numbers_[t] - static_cast<double>(code);
+      squares_[t] += rest * rest;
+      not_finite_[t] += numbers_[t] - numbers_[t];  // 0 or NaN
+    }
+  }
+
+  void finish(int64_t token, double squares, bool absent, LatentSum& sum) {
+    const auto dim = std::ssize(all_.levels);
+    if (all_.mask != nullptr && !all_.mask[token]) {
+      std::fill_n(all_.codes + token * dim, dim, T(0));
+      all_.indices[token] = -1;
+      return;
+    }
+    if (absent) {
+      squares = std::numeric_limits<double>::quiet_NaN();
+      std::fill_n(all_.codes + token * dim, dim, std::numeric_limits<T>::quiet_NaN());
+      all_.indices[token] = 0;
+    }
+    sum.squares += squares;
+    ++sum.tokens;
+  }
+
+  Latents<T> all_;
+  kernels::LatentQuantizeKernel kernel_;
+  double numbers_[kTogether] = {}, squares_[kTogether], not_finite_[kTogether];
+  int64_t places_[kTogether];
+};
+
+template <typename T>
+LatentSum quantize_tokens(const Latents<T>& latents, int64_t tokens) {
+  std::vector<LatentSum> sums(static_cast<size_t>(count_blocks(tokens)));
+  over_blocks(tokens, std::ssize(latents.levels), [&](int64_t block, int64_t begin, int64_t end) {
+    sums[static_cast<size_t>(block)] = LatentQuantizer<T>(latents).quantize(begin, end);
   });
-  std::pair<double, int64_t> total{0, 0};
-  for (size_t b = 0; b < squares.size(); ++b) {
-    total.first += squares[b];
-    total.second += counts[b];
+  LatentSum total;
+  for (const auto& sum : sums) {
+    total.squares += sum.squares;
+    total.tokens += sum.tokens;
   }
   return total;
 }
@@ -117,10 +148,15 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> latent_quantize(
   auto codes = at::empty(x.sizes(), x.options());
   auto indices =
       at::empty(x.sizes().slice(0, static_cast<size_t>(x.dim() - 1)), x.options().dtype(at::kLong));
-  const auto run =
-      x.scalar_type() == at::kDouble ? quantize_tokens<double> : quantize_tokens<float>;
-  const auto [squares, tokens] =
-      run(x, values.const_data_ptr<double>(), LatentLevels(levels), mask_data, codes, indices);
+  const auto basis = detail::scalar_basis(levels);
+  const auto run = [&](auto zero) {
+    using T = decltype(zero);
+    const Latents<T> latents{
+        x.const_data_ptr<T>(),       values.const_data_ptr<double>(),    levels, basis, mask_data,
+        codes.mutable_data_ptr<T>(), indices.mutable_data_ptr<int64_t>()};
+    return quantize_tokens(latents, indices.numel());
+  };
+  const auto [squares, tokens] = x.scalar_type() == at::kDouble ? run(0.0) : run(0.0F);
   const auto number = static_cast<double>(std::max<int64_t>(tokens * x.size(-1), 1));
   return {codes, indices,
           detail::rounded_scalar(squares / number * (commitment + quantization), x)};
@@ -131,6 +167,22 @@ struct LatentSlopes {
   double to_x, to_values;
 };
 
+/// Divides indices of tokens by a number of levels. A product with the reciprocal takes a fraction
+/// of the time of a division of integers. It is exact below 2^50, because (index + 1/2) / levels is
+/// never closer than 1 / (2 levels) to an integer.
+struct LevelDivisor {
+  explicit LevelDivisor(int64_t levels_)
+      : levels(levels_), inverse(1.0 / static_cast<double>(levels_)) {}
+
+  int64_t quotient(int64_t index) const {
+    if (index >= int64_t{1} << 50) return index / levels;
+    return static_cast<int64_t>((static_cast<double>(index) + 0.5) * inverse);
+  }
+
+  int64_t levels;
+  double inverse;
+};
+
 template <typename T>
 struct Backward {
   const T *straight, *x, *codes;
@@ -138,40 +190,36 @@ struct Backward {
   LatentSlopes slopes;
   T* grad_x;
 
-  /// Processes one token and adds to the sums of differences per value. `Index` must hold every
-  /// index; it may be 32 bits, because 64-bit divisions take several times as long.
-  template <typename Index>
-  void token(int64_t i, const std::vector<int64_t>& levels, double* sums) const {
-    const auto dim = static_cast<int64_t>(levels.size());
+  /// Processes one token and adds to the sums of differences per value.
+  void token(int64_t i, const std::vector<LevelDivisor>& levels, double* sums) const {
+    const auto dim = std::ssize(levels);
     if (indices[i] < 0) {
       std::fill_n(grad_x + i * dim, dim, T(0));
       return;
     }
-    auto index = static_cast<Index>(indices[i]);
+    int64_t index = indices[i];
     for (int64_t j = 0; j < dim; ++j) {
       const int64_t at = i * dim + j;
       const double rest = static_cast<double>(x[at]) - static_cast<double>(codes[at]);
       grad_x[at] = static_cast<T>(static_cast<double>(straight[at]) + slopes.to_x * rest);
-      const auto count = static_cast<Index>(levels[static_cast<size_t>(j)]);
-      if (std::isfinite(rest)) sums[index % count] += rest;
-      index /= count;
-      sums += count;
+      const auto& divisor = levels[static_cast<size_t>(j)];
+      const int64_t left = divisor.quotient(index);
+      if (std::isfinite(rest)) sums[index - left * divisor.levels] += rest;
+      index = left;
+      sums += divisor.levels;
     }
   }
 };
 
 template <typename T>
-void run_backward(const Backward<T>& backward, int64_t tokens, const std::vector<int64_t>& levels,
+void run_backward(const Backward<T>& backward, int64_t tokens, at::IntArrayRef levels,
                   at::Tensor& grad_values) {
   const auto values = static_cast<size_t>(grad_values.numel());
+  const std::vector<LevelDivisor> divisors(levels.begin(), levels.end());
   std::vector<double> sums(values * static_cast<size_t>(count_blocks(tokens)));
-  const bool narrow = detail::scalar_basis(levels).back() * levels.back() <= INT32_MAX;
-  over_blocks(tokens, [&](int64_t block, int64_t begin, int64_t end) {
+  over_blocks(tokens, std::ssize(levels), [&](int64_t block, int64_t begin, int64_t end) {
     auto* own = sums.data() + values * static_cast<size_t>(block);
-    for (int64_t i = begin; i < end; ++i) {
-      narrow ? backward.template token<uint32_t>(i, levels, own)
-             : backward.template token<uint64_t>(i, levels, own);
-    }
+    for (int64_t i = begin; i < end; ++i) backward.token(i, divisors, own);
   });
   T* to = grad_values.mutable_data_ptr<T>();
   for (size_t v = 0; v < values; ++v) {
@@ -204,7 +252,7 @@ std::tuple<at::Tensor, at::Tensor> latent_quantize_backward(
                                index,
                                slopes,
                                grad_x.mutable_data_ptr<T>()};
-    run_backward(backward, indices.numel(), levels.vec(), grad_values);
+    run_backward(backward, indices.numel(), levels, grad_values);
   };
   dtype == at::kDouble ? run(0.0) : run(0.0F);
   return {grad_x.to(x_.scalar_type()), grad_values};

@@ -37,14 +37,6 @@ ResidualVQOptions stack(const Options& vq) {
   return ResidualVQOptions(kDim).num_quantizers(2).codebook_size(kCodes).vq(vq);
 }
 
-template <typename Error, typename Module>
-void leaves_no_trace(Module& module, const std::function<void()>& call,
-                     const std::string& fragment) {
-  const auto before = copy_of(state_dict(*module));
-  expect_throw_with<Error>(call, fragment);
-  expect_same_state(state_dict(*module), before);
-}
-
 struct Targets {
   torch::Tensor indices;
   std::string fragment;

@@ -1,8 +1,11 @@
 #include <torchvq/modules/residual_fsq.h>
 
 #include <cmath>
+#include <functional>
 #include <set>
 #include <sstream>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 #include <torch/utils.h>
@@ -62,6 +65,43 @@ TEST(ResidualFSQTest, TheGainIsThatOfTheFunctionForAnyNumberOfLevels) {
     const auto twin = x.detach().clone().requires_grad_();
     compatible(twin).quantized.sum().backward();
     EXPECT_GT(twin.grad().sum().item<double>(), x.grad().sum().item<double>() * quantizers * 0.7);
+  }
+}
+
+/// The levels of a stack called by hand, each on what those before leave, on its scale: output and
+/// indices.
+std::pair<torch::Tensor, torch::Tensor> chained(ResidualFSQ& stack, const torch::Tensor& x) {
+  const auto levels = torch::tensor({8.0F, 5.0F, 4.0F});
+  const auto limit = 1 + 1 / (levels - 1);
+  const auto inputs = (x / limit).tanh() * limit;
+  auto left = inputs;
+  std::vector<torch::Tensor> indices;
+  for (size_t n = 0; n < stack->levels.size(); ++n) {
+    const auto scale = levels.pow(-static_cast<int64_t>(n));
+    const auto found = stack->levels[n](left / scale);
+    left = left - found.quantized * scale;
+    indices.push_back(found.indices);
+  }
+  return {inputs - left, at::stack(indices, -1)};
+}
+
+TEST(ResidualFSQTest, EachLevelHasItsOwnBound) {
+  const std::vector<std::function<void(FSQOptions&)>> changes{
+      [](auto& own) { own.bound_hard_clamp(false); },
+      [](auto& own) { own.preserve_symmetry(false); }};
+  for (size_t change = 0; change < changes.size(); ++change) {
+    for (const std::set<size_t>& changed : {std::set<size_t>{0}, {1}, {0, 1, 2}}) {
+      SCOPED_TRACE(::testing::Message() << change << ", levels from " << *changed.begin());
+      ResidualFSQ stack(options());
+      for (const auto level : changed) changes[change](stack->levels[level]->options);
+      const auto x = normal({2, 50, 3});
+      const auto output = stack(x);
+      const auto [quantized, indices] = chained(stack, x);
+      EXPECT_TRUE(at::equal(output.indices, indices));
+      EXPECT_TRUE(at::allclose(output.quantized, quantized, 1e-5, 1e-6));
+      EXPECT_TRUE(at::allclose(stack->get_output_from_indices(output.indices), output.quantized,
+                               1e-5, 1e-6));
+    }
   }
 }
 

@@ -77,6 +77,28 @@ TEST(ResidualSimVQTest, GainIsOneOrThatOfTheReference) {
   }
 }
 
+torch::Tensor gradient_of(ResidualSimVQ& stack) {
+  auto x = normal({2, 5, 6}).requires_grad_();
+  (stack(x).quantized * normal({2, 5, 6}).cos()).sum().backward();
+  return x.grad();
+}
+
+TEST(ResidualSimVQTest, TheEstimatorThatIsSetLaterIsThatOfTheModuleBuiltWithIt) {
+  for (const bool rotates : {false, true}) {
+    for (const bool compat : {false, true}) {
+      auto wanted = options().rotation_trick(rotates);
+      wanted.sim_vq().vqp_compat(compat);
+      ResidualSimVQ built(wanted);
+      for (const bool before : {false, true}) {
+        ResidualSimVQ changed(options().rotation_trick(before));
+        load_state_dict(*changed, state_dict(*built));
+        changed->options.rotation_trick(rotates).sim_vq().vqp_compat(compat);
+        EXPECT_TRUE(at::equal(gradient_of(changed), gradient_of(built)));
+      }
+    }
+  }
+}
+
 TEST(ResidualSimVQTest, MaskedIsAbsent) {
   for (const int64_t heads : {1, 2}) {
     ResidualSimVQ stack(options().heads(heads));

@@ -81,6 +81,28 @@ TEST(ResidualVQTest, TheGainFromOutputToInputIsOneForAnyNumberOfLevels) {
   }
 }
 
+TEST(ResidualVQTest, TargetsLeaveTheOutputAndItsGradient) {
+  // Levels walk one by one in the module where one differs, and else within one operator.
+  for (const bool cosine : {false, true}) {
+    for (const bool differs : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << cosine << differs);
+      auto stack =
+          make_stack(with([&](auto& o) { o.vq().use_cosine_sim(cosine).rotation_trick(!cosine); }));
+      if (differs) stack->levels[1]->options.commitment_weight(2);
+      const auto x = normal({2, 6, kDim}).requires_grad_();
+      const auto weight = normal({2, 6, kDim}, 1);
+      const auto call = StackCall().freeze_codebook(true);
+      const auto plain = stack(x, call).quantized;
+      const auto targets = at::randint(kCodes, {2, 6, kLevels}, at::kLong);
+      const auto scored = stack(x, StackCall(call).indices(targets)).quantized;
+      EXPECT_TRUE(at::equal(scored, plain));
+      const auto wanted = torch::autograd::grad({(plain * weight).sum()}, {x})[0];
+      const auto found = torch::autograd::grad({(scored * weight).sum()}, {x})[0];
+      EXPECT_TRUE(at::allclose(found, wanted, 1e-5, 1e-6));
+    }
+  }
+}
+
 TEST(ResidualVQTest, LossesAreTheSquaredDistancesOfEachLevel) {
   auto stack = make_stack(stack_options());
   const auto x = normal({2, 20, kDim});
@@ -111,6 +133,20 @@ TEST(ResidualVQTest, MaskEqualsTheSelectionOfRealTokens) {
     EXPECT_TRUE(actual.quantized.index({mask.logical_not()}).eq(0).all().item<bool>());
     expect_same_state(state_of(*masked), state_of(*selected));
   }
+}
+
+TEST(ResidualVQTest, PaddingElsewhereDoesNotChangeASampleWhereGradientsAreOff) {
+  // A leaf says that it requires a gradient there, too, but its copy with zeros for padding does not.
+  auto options = stack_options();
+  options.vq().directional_reparam(true).threshold_ema_dead_code(1e-9);
+  const auto x = normal({2, 6, kDim}).requires_grad_();
+  const auto call = StackCall().freeze_codebook(true);
+  auto mask = torch::ones({2, 6}, at::kBool);
+  mask[1][5] = false;
+  const torch::NoGradGuard no_grad;
+  const auto plain = make_stack(options)(x, call).quantized;
+  const auto masked = make_stack(options)(x, StackCall(call).mask(mask)).quantized;
+  EXPECT_TRUE(at::equal(masked[0], plain[0]));
 }
 
 TEST(ResidualVQTest, NoTokensLeaveTheState) {

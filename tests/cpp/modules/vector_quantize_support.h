@@ -1,6 +1,7 @@
 // Helpers shared by the tests of the VectorQuantize module.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -12,6 +13,8 @@
 
 #include <torchvq/modules/state_dict.h>
 #include <torchvq/modules/vector_quantize.h>
+
+#include "expect_throw.h"
 
 namespace torchvq::testing {
 
@@ -51,6 +54,15 @@ inline void expect_same_state(const State& actual, const State& expected) {
     EXPECT_EQ(actual.at(name).scalar_type(), value.scalar_type()) << name;
     EXPECT_TRUE(at::equal(actual.at(name), value)) << name;
   }
+}
+
+/// Expects an error of a call that leaves the state of the module as it was.
+template <typename Error, typename Module>
+void leaves_no_trace(Module& module, const std::function<void()>& call,
+                     const std::string& fragment) {
+  const auto before = copy_of(state_dict(*module));
+  expect_throw_with<Error>(call, fragment);
+  expect_same_state(state_dict(*module), before);
 }
 
 /// A bridge of a user, which throws std::runtime_error after `calls` more calls.
