@@ -35,8 +35,8 @@ std::vector<at::Tensor> FarVectors::distinct() const {
   for (size_t i = 0; i < kept_.size(); ++i) {
     // Equal vectors have equal distances, so a repeated vector is among those of the same distance.
     bool repeated = false;
-    for (size_t j = i; j-- > 0 && kept_[j].distance == kept_[i].distance && !repeated;) {
-      repeated = at::equal(kept_[j].vector, kept_[i].vector);
+    for (size_t j = i; j > 0 && kept_[j - 1].distance == kept_[i].distance && !repeated; --j) {
+      repeated = at::equal(kept_[j - 1].vector, kept_[i].vector);
     }
     if (!repeated) vectors.push_back(kept_[i].vector);
   }

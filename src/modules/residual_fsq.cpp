@@ -160,7 +160,7 @@ void ResidualFSQImpl::check_noise() const {
                      });
   TORCH_CHECK_VALUE(!noisy,
                     "ResidualFSQ: expected noise_dropout to be given to the constructor, which "
-                    "makes the generator of the noise, but got set later");
+                    "makes the generator of the noise, but got set on the module");
 }
 
 detail::StackFamily ResidualFSQImpl::family(const std::optional<torch::Tensor>& noise_rng) const {

@@ -101,7 +101,7 @@ void ResidualVQImpl::make_levels(const std::vector<int64_t>& sizes, int64_t inne
 }
 
 void ResidualVQImpl::check_diveq() const {
-  // Elsewhere, the losses would be those of the one setting and the gradient that of the other.
+  // Otherwise, the losses would be those of the one setting and the gradient that of the other.
   TORCH_CHECK_VALUE(!is_training() || options.diveq() == built_from_.diveq(),
                     "ResidualVQ: expected diveq to be given to the constructor, which sets the "
                     "options of the levels, but got set on the module");

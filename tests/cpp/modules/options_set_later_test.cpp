@@ -97,7 +97,7 @@ TEST(OptionsSetLaterTest, DropoutThatIsSetLater) {
 
 TEST(OptionsSetLaterTest, NoiseOfStacksThatIsSetLater) {
   const auto noise = at_construction("ResidualFSQ", "noise_dropout") +
-                     "makes the generator of the noise, but got set later";
+                     "makes the generator of the noise, but got set on the module";
   const std::function<void(ResidualFSQ&)> set_noise[]{
       [](auto& changed) { changed->options.fsq().noise_dropout(0.5); },
       [](auto& changed) { changed->levels[1]->options.noise_dropout(0.5); }};
