@@ -1,7 +1,5 @@
 """The linear maps between the features of the input and those of the codes."""
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 
@@ -76,21 +74,27 @@ def _weight_of(layer: nn.Module) -> Tensor | None:
     weight = layer._parameters.get("weight")
     if weight is not None and weight.is_floating_point():
         return weight
-    return next((own for own in _tensors_of(layer) if own.is_floating_point()), None)
+    return next((own for own in _parameters_of(layer) if own.is_floating_point()), None)
 
 
-def _tensors_of(layer: nn.Module) -> Iterator[Tensor]:
-    """The parameters of a layer, and tensors in their places: FSDP1 puts views of its flat parameter there."""
-    for part in layer.modules():
-        for own in (*part._parameters.values(), *vars(part).values()):
-            if isinstance(own, Tensor):
-                yield own
+def _parameters_of(layer: nn.Module) -> list[Tensor]:
+    """The parameters of a layer, or what stands in their places: FSDP1 puts views of its flat parameter there."""
+    own: list[Tensor] = list(layer.parameters())
+    if own:
+        return own
+    return [
+        value
+        for part in layer.modules()
+        for value in vars(part).values()
+        if isinstance(value, Tensor)
+    ]
 
 
 def decoding_dtype(*projections: nn.Module) -> torch.dtype:
     """float64 if a projection has a float64 parameter, else float32."""
     for layer in projections:
-        if any(own.dtype == torch.float64 for own in _tensors_of(layer)):
+        own = layer._parameters.values() if layer._parameters else _parameters_of(layer)
+        if any(tensor is not None and tensor.dtype == torch.float64 for tensor in own):
             return torch.float64
     return torch.float32
 
