@@ -6,7 +6,6 @@ namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 namespace {
 
 constexpr unsigned kSumThreads = 128;
-constexpr int kTerms = 1024;
 
 /// The nearest level; the lowest one wins ties.
 __device__ int nearest_level(const double* values, int count, double x) {
@@ -72,33 +71,33 @@ __global__ void __launch_bounds__(kPlaceThreads, 4)
   }
 }
 
-/// One block per kLatentsPerBlock tokens; the first thread adds their squares in order. Masked
-/// tokens add 0, which leaves a sum of squares unchanged.
+/// One block per kLatentsPerBlock tokens: each thread sums over features of its own tokens, then
+/// the first one adds the tokens, in order. Masked tokens add 0, which leaves a sum of squares
+/// unchanged.
 template <typename T>
 __global__ void __launch_bounds__(kSumThreads)
     sum_squares(int features, LatentQuantizeTask<T> task) {
-  __shared__ double terms[kTerms];
+  __shared__ double squares[kLatentsPerBlock];
   const int64_t begin = blockIdx.x * kLatentsPerBlock;
   const int64_t left = task.tokens - begin;
-  const int64_t tokens = left < kLatentsPerBlock ? left : kLatentsPerBlock;
-  const int64_t values = tokens * features;
-  double sum = 0;
-  for (int64_t from = 0; from < values; from += kTerms) {
-    const int wanted = static_cast<int>(values - from < kTerms ? values - from : kTerms);
-    for (int i = threadIdx.x; i < wanted; i += kSumThreads) {
-      const int64_t at = begin * features + from + i;
+  const int tokens = static_cast<int>(left < kLatentsPerBlock ? left : kLatentsPerBlock);
+  for (int i = threadIdx.x; i < tokens; i += kSumThreads) {
+    double own = 0;
+    for (int j = 0; j < features; ++j) {
+      const int64_t at = (begin + i) * features + j;
       const double rest = static_cast<double>(task.x[at]) - static_cast<double>(task.codes[at]);
-      terms[i] = task.indices[at / features] < 0 ? 0.0 : rest * rest;
+      own += rest * rest;
     }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < wanted; ++i) sum += terms[i];
-    }
-    __syncthreads();
+    squares[i] = task.indices[begin + i] < 0 ? 0.0 : own;
   }
+  __syncthreads();
   if (threadIdx.x != 0) return;
+  double sum = 0;
   int64_t real = 0;
-  for (int64_t i = 0; i < tokens; ++i) real += task.indices[begin + i] < 0 ? 0 : 1;
+  for (int i = 0; i < tokens; ++i) {
+    sum += squares[i];
+    real += task.indices[begin + i] < 0 ? 0 : 1;
+  }
   task.squares[blockIdx.x] = sum;
   task.real[blockIdx.x] = real;
 }
