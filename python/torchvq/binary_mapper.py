@@ -7,6 +7,7 @@ from torch import Tensor
 
 from torchvq._base.arguments import expect_floating
 from torchvq._base.compat import vqp_compat_of
+from torchvq._base.constants import expect_same_codes
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import check_mask
 from torchvq._base.noise import NoisyModule
@@ -61,7 +62,13 @@ class BinaryMapper(NoisyModule):
     @property
     def codes(self) -> Tensor:
         """The bits of all codes, bool (2^H, H), computed at each use."""
-        return (torch.arange(self.num_codes)[:, None] >> torch.arange(self.bits)) % 2 == 1
+        device = self.rng.device
+        every = torch.arange(self.num_codes, device=device)[:, None]
+        return (every >> torch.arange(self.bits, device=device)) % 2 == 1
+
+    @codes.setter
+    def codes(self, codes: Tensor) -> None:
+        expect_same_codes("BinaryMapper", "codes", codes, self.codes)
 
     def extra_repr(self) -> str:
         """The options, for ``print``."""

@@ -22,7 +22,7 @@ from torchvq._base.readable import is_known_flag, is_readable_after_wait, shared
 from torchvq._base.replay import Replayed
 from torchvq._base.sharded import keep_in_shards
 from torchvq._base.signature import signature_of
-from torchvq._base.torch_private import is_mapped
+from torchvq._base.torch_private import is_mapped, uncounted
 from torchvq._base.wide_buffers import HALF, wide_dtype
 
 if TYPE_CHECKING:
@@ -297,6 +297,7 @@ class Codebook(
             )
         self.begin_record()
 
+    @uncounted
     def _initialise(self, x: Tensor, mask: Tensor | None, ranks: Ranks, together: bool) -> None:
         self.check_averages()
         embed = self.wide_embed()

@@ -276,13 +276,14 @@ class EvoLFQ(RandomState):
         if pop_bits is None:
             expect("EvoLFQ", shape is not None, "shape", "given if pop_bits is None", shape)
             pop_bits = self.init_random_population(pop_size, shape, is_sign=is_sign)
-        best_gene, best_fitness = pop_bits[0], -float("inf")
+        # Copies: the caller may write to the population.
+        best_gene, best_fitness = pop_bits[0].clone(), -float("inf")
         for _ in range(rounds):
             following, fitnesses = self.step(pop_bits, fitness_fn, is_sign=is_sign, **step_kwargs)
             fittest = int(_ops.fittest_first(fitnesses)[0])
             # NaN compares as not above.
             if float(fitnesses[fittest]) > best_fitness:
-                best_gene, best_fitness = pop_bits[fittest], float(fitnesses[fittest])
+                best_gene, best_fitness = pop_bits[fittest].clone(), float(fitnesses[fittest])
             pop_bits = following
             decoded = self.decode_bits(best_gene[None])[0] if return_best_decoded else None
             yield Result(pop_bits, best_gene, best_fitness, decoded)

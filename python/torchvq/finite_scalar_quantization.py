@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base.compat import as_returned, vqp_compat_of
-from torchvq._base.constants import to_default_device
+from torchvq._base.constants import expect_same_codes, materialise_constants, to_default_device
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.not_here import explain_absent
@@ -135,6 +135,16 @@ class FSQ(RandomState):
             self.register_buffer("orthogonal_rot", to_default_device(rotation))
         if noise_dropout > 0:
             self.keep_rng()
+        self._keep_tables()
+
+    def _keep_tables(self) -> None:
+        """The reference's buffers, which its users read and which tell them the device. Nothing here reads them."""
+        steps = [math.prod(self.levels[:feature]) for feature in range(self.codebook_dim)]
+        dtype = torch.int32 if steps[-1] < 2**31 else torch.int64
+        self.keep_constant("_levels", torch.tensor(self.levels, dtype=torch.int32, device="cpu"))
+        self.keep_constant("_basis", torch.tensor(steps, dtype=dtype, device="cpu"))
+        if self.has_projections:
+            self.register_load_state_dict_post_hook(materialise_constants)  # type: ignore[no-untyped-call]
 
     # Forward -----------------------------------------------------------------------------------------------
 
@@ -352,23 +362,14 @@ class FSQ(RandomState):
     @property
     def implicit_codebook(self) -> Tensor:
         """All codes (codebook_size, D), before ``project_out``, computed at each use."""
-        every = torch.arange(self.codebook_size, device=self._device).unsqueeze(-1)
+        device = next((t.device for t in [*self.parameters(), *self.buffers()]), None)
+        every = torch.arange(self.codebook_size, device=device).unsqueeze(-1)
         codes: Tensor = _ops.decode_scalars(every, self.levels, self.preserve_symmetry)
         return codes
 
-    @property
-    def _levels(self) -> Tensor:
-        return torch.tensor(self.levels, dtype=torch.int32, device=self._device)
-
-    @property
-    def _basis(self) -> Tensor:
-        """How much one level of each feature adds to the index: a buffer of the reference."""
-        steps = [math.prod(self.levels[:feature]) for feature in range(self.codebook_dim)]
-        return torch.tensor(steps, dtype=torch.int32, device=self._device)
-
-    @property
-    def _device(self) -> torch.device | None:
-        return next((t.device for t in [*self.parameters(), *self.buffers()]), None)
+    @implicit_codebook.setter
+    def implicit_codebook(self, codes: Tensor) -> None:
+        expect_same_codes("FSQ", "implicit_codebook", codes, self.implicit_codebook)
 
     def extra_repr(self) -> str:
         """Levels and number of codebooks."""

@@ -476,6 +476,7 @@ class HierarchicalVQ(WideBuffers):
         return tuple(stats_of(self.counts_of_scales(), [vq._codebook for vq in levels], group))
 
 
+@torch.inference_mode(False)  # as forget_step
 def _forget_counts(hvq: HierarchicalVQ, _: object = None) -> None:
     """Clears the counts, because a loaded state has had no step yet."""
     hvq._keep_counts()

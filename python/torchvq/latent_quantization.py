@@ -10,7 +10,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchvq._base.compat import as_returned, vqp_compat_of
-from torchvq._base.constants import ConstantBuffers, materialise_constants, to_default_device
+from torchvq._base.constants import (
+    ConstantBuffers,
+    expect_same_codes,
+    materialise_constants,
+    to_default_device,
+)
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect
@@ -213,11 +218,15 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
 
     @property
     def implicit_codebook(self) -> Tensor:
-        """All codes (K, D), computed at each call."""
-        device = self.values_per_latent[0].device
-        return _ops.latent_decode(
-            torch.arange(self.codebook_size, device=device), list(self.values_per_latent)
-        )
+        """All codes (K, D), computed at each call, without a gradient."""
+        values = [own.detach() for own in self.values_per_latent]
+        every = torch.arange(self.codebook_size, device=values[0].device)
+        codes: Tensor = _ops.latent_decode(every, values)
+        return codes
+
+    @implicit_codebook.setter
+    def implicit_codebook(self, codes: Tensor) -> None:
+        expect_same_codes("LatentQuantize", "implicit_codebook", codes, self.implicit_codebook)
 
     def quantize(self, z: Tensor) -> Tensor:
         """Codes (*, D) of latents (*, D), with a straight-through gradient."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchvq._base.compat import vqp_compat_of
-from torchvq._base.constants import to_default_device
+from torchvq._base.constants import expect_same_codes, to_default_device
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.not_here import explain_absent
@@ -349,6 +349,10 @@ class LFQ(OwnHandle, RandomState):
         """All codes (codebook_size, D), computed at each use, before rotation and projection."""
         every = torch.arange(self.codebook_size, device=self.mask.device)
         return _ops.sign_decode(every, self.codebook_dim, scale=self.code_value)
+
+    @codebook.setter
+    def codebook(self, codes: Tensor) -> None:
+        expect_same_codes("LFQ", "codebook", codes, self.codebook)
 
     def bits_to_codes(self, bits: Tensor) -> Tensor:
         """Codes of bits (..., D), bool or numbers, which are set if above 0; before rotation and projection.

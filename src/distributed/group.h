@@ -14,10 +14,8 @@ namespace torchvq::distributed {
 /// The end of the errors of a message.
 inline constexpr auto kChangedNothing =
     "This call has changed nothing, but for what precedes its messages: affine statistics, codes "
-    "with "
-    "an optimizer of their own and, where candidates for dead codes need a message of their own, "
-    "the "
-    "averages.";
+    "with an optimizer of their own and, where candidates for dead codes need a message of their "
+    "own, the averages.";
 
 /// The caller, for errors. `rng` (2,) holds the step; it is read only after a failure, and may be
 /// undefined.

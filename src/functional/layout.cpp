@@ -100,7 +100,8 @@ at::Tensor merge_heads(const at::Tensor& values, SymInt batch, SymInt tokens, in
   for (int64_t axis = 2; axis < values.dim(); ++axis) {
     shape.push_back(values.sym_size(axis));
   }
-  return (separate ? values.transpose(0, 1) : values).reshape_symint(shape);
+  // Contiguous, because users call view() on indices.
+  return (separate ? values.transpose(0, 1).contiguous() : values).reshape_symint(shape);
 }
 
 at::Tensor split_mask(const at::Tensor& mask, int64_t heads, bool separate) {

@@ -228,7 +228,8 @@ EvoLFQGeneration EvoLFQImpl::evolve(const Fitness& fitness_fn, const EvoLFQEvolv
   found.pop_bits = call.pop_bits() ? *call.pop_bits()
                                    : init_random_population(call.pop_size(), call.shape(),
                                                             call.step().is_sign());
-  found.best_gene = found.pop_bits[0];
+  // Copies: the caller may write to the population.
+  found.best_gene = found.pop_bits[0].clone();
   found.best_fitness = -std::numeric_limits<double>::infinity();
   for (int64_t generation = 0; generation < generations; ++generation) {
     const auto [following, fitnesses] = step(found.pop_bits, fitness_fn, call.step());
@@ -236,7 +237,7 @@ EvoLFQGeneration EvoLFQImpl::evolve(const Fitness& fitness_fn, const EvoLFQEvolv
     // A NaN fitness never replaces the best.
     const auto fitness = fitnesses[fittest].item<double>();
     if (fitness > found.best_fitness) {
-      found.best_gene = found.pop_bits[fittest];
+      found.best_gene = found.pop_bits[fittest].clone();
       found.best_fitness = fitness;
     }
     found.pop_bits = following;

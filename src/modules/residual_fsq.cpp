@@ -179,9 +179,10 @@ detail::StackFamily ResidualFSQImpl::family(const std::optional<torch::Tensor>& 
   const auto scales = scales_;
   own.choose = [this, noise_rng, scales](int64_t index, const at::Tensor& residual,
                                          const std::optional<at::Tensor>& /*mask*/) {
-    const auto scale = scales[index].to(residual.device());
-    const auto [codes, indices] = levels[static_cast<size_t>(index)]->quantize_tokens(
-        residual, scale, std::nullopt, noise_rng, index);
+    const auto& level = levels[static_cast<size_t>(index)];
+    const auto [codes, indices] =
+        level->quantize_tokens(residual, scales[index].to(residual.device()), std::nullopt,
+                               level->is_training() ? noise_rng : std::nullopt, index);
     return detail::LevelResult{codes, indices.squeeze(-1)};
   };
   const auto bound = bound_of_all(levels);

@@ -91,6 +91,18 @@ def test_evolution_finds_all_ones():
     assert evo.training and not last.best_decoded.requires_grad
 
 
+def test_the_best_gene_is_a_copy():
+    evo = build()
+    population = torch.eye(8).flip(0).repeat(2, 1)
+    population[0] = 1
+    runs = evo.evolve(ones, pop_bits=population, generations=2, mutation_rate=0.0)
+    first = next(runs)
+    population.zero_()
+    first.pop_bits.zero_()
+    for result in (first, next(runs)):
+        assert result.best_fitness == 8 and result.best_gene.eq(1).all()
+
+
 def test_signs_stay_signs_and_batches_change_nothing():
     first, second = build(), build()
     population = first.init_random_population(10, (5, 8), is_sign=True)

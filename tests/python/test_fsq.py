@@ -272,7 +272,8 @@ def test_state_resumes_copies_and_pickles():
 
 def test_construction_builds_no_table():
     module = FSQ([8] * 12, num_codebooks=2, orthogonal_rotation=True)
-    assert sum(b.numel() for b in module.buffers()) == 144 and module.codebook_size == 8**12
+    numbers = sum(b.numel() for b in module.buffers())
+    assert numbers == 144 + 2 * 12 and module.codebook_size == 8**12
     assert FSQ([65536] * 3 + [16384]).codebook_size == 2**62
 
 

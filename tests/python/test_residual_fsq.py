@@ -303,6 +303,16 @@ def test_each_level_has_its_own_bound(changed, names, training):
     torch.testing.assert_close(*gradients)
 
 
+def test_levels_in_evaluation_draw_no_noise():
+    module = ResidualFSQ(levels=[5, 4, 8], num_quantizers=3, noise_dropout=0.5)
+    x = torch.randn(2, 50, 3)
+    expected = module.eval()(x).quantized
+    assert not torch.equal(module.train()(x).quantized, expected)
+    for level in module.quantizers:
+        level.eval()
+    torch.testing.assert_close(module(x).quantized, expected)
+
+
 # Hostile input -------------------------------------------------------------------------------------------------
 
 

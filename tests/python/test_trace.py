@@ -64,6 +64,7 @@ MODULES = {
     ),
     "LatentQuantize": (lambda: torchvq.LatentQuantize(levels=[5, 4, 3], dim=8), IMAGE),
 }
+HIERARCHICAL = dict(dim=8, codebook_size=16, scales=(1, 2, 4), kmeans_init=False)
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -78,3 +79,23 @@ def test_traced_evaluation_is_the_evaluation(name, generator):
     for other in (x, x.narrow(axis, 0, 3), torch.cat([x, x + 1]), x[:1]):
         for found, expected in zip(traced(other), module(other), strict=True):
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_traced_hierarchy_keeps_its_resolution(generator):
+    """Any batch; the positions are those of the trace."""
+
+    class Quantized(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.quantizer = torchvq.HierarchicalVQ(**HIERARCHICAL, accept_image_fmap=True)
+
+        def forward(self, x):
+            return self.quantizer(x)[0]
+
+    module = Quantized().eval()
+    x = torch.randn(2, 8, 4, 4, generator=generator)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(module, x, check_trace=False)
+    for other in (x, torch.cat([x, x + 1]), x[:1]):
+        torch.testing.assert_close(traced(other), module(other), rtol=0, atol=0)

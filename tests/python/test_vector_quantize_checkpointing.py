@@ -28,7 +28,7 @@ from vector_quantize_cases import (
     train_step,
 )
 
-from torchvq import VectorQuantize
+from torchvq import ResidualLFQ, ResidualVQ, VectorQuantize
 
 REENTRANT = [False, True]
 
@@ -87,6 +87,56 @@ def test_selective_checkpoints_are_plain_steps(case: str, saves: list[Any]) -> N
 
         assert_same_step(train_step(forward, module, x), expected)
         assert_same_state(module, state(plain))
+
+
+SAVED = {
+    "affine": lambda: VectorQuantize(
+        dim=DIM, codebook_size=16, affine_param=True, kmeans_init=True
+    ),
+    "projected": lambda: VectorQuantize(dim=DIM, codebook_size=16, codebook_dim=4),
+    "learnable": lambda: VectorQuantize(
+        dim=DIM, codebook_size=16, learnable_codebook=True, ema_update=False
+    ),
+    "implicit": lambda: ResidualVQ(
+        dim=DIM, codebook_size=16, num_quantizers=3, implicit_neural_codebook=True
+    ),
+    "lookup free": lambda: ResidualLFQ(
+        dim=DIM, codebook_size=16, num_quantizers=2, commitment_loss_weight=0.25
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_selective_checkpoints_may_save_any_operator(name: str) -> None:
+    """Saved outputs are found by the operator and the order of its calls, which must be alike in both runs."""
+    met: set[Any] = set()
+
+    def steps(policy: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        module = SAVED[name]()
+        contexts = partial(create_selective_checkpoint_contexts, policy)
+        gradients = []
+        for _ in range(2):
+            x = torch.randn(BATCH, LENGTH, DIM, requires_grad=True)
+            quantized, _, loss = checkpoint(module, x, use_reentrant=False, context_fn=contexts)[:3]
+            (quantized.square().sum() + loss.sum()).backward()
+            gradients += [x.grad, *(own.grad.clone() for own in module.parameters())]
+        return gradients
+
+    def nothing(_context: Any, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        met.add(op)
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    expected = steps(nothing)
+    views = {op for op in met if op.is_view}
+    for saved in sorted(met - views, key=str):
+
+        def only(_context: Any, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+            save = op is saved  # noqa: B023
+            return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
+
+        for found, own in zip(steps(only), expected, strict=True):
+            torch.testing.assert_close(found, own, msg=str(saved))
 
 
 @pytest.mark.parametrize("reentrant", REENTRANT)

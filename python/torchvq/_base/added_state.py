@@ -39,6 +39,8 @@ class AddedState(WideBuffers):
             self._buffers["rng"] = self.rng.to("meta")
         self._take_defaults(lacking & set(ADDED_STATE))
 
+    # Tensors made in inference mode cannot be updated outside of it, and a load may run in it.
+    @torch.inference_mode(False)
     def _take_defaults(self, lacking: AbstractSet[str]) -> None:
         device = self.cluster_size.device
         for name in lacking:

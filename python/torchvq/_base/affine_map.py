@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from torchvq._base.ranks import Ranks
+from torchvq._base.torch_private import uncounted
 from torchvq._base.wide_buffers import wide_dtype
 
 _ops = torch.ops.torchvq
@@ -50,6 +51,7 @@ class AffineMap(nn.Module):
         own = self._buffers
         return [cast(Tensor, own[name]) for name in AFFINE_STATE]
 
+    @uncounted
     def update_affine(self, x: Tensor, mask: Tensor | None, ranks: Ranks) -> None:
         """Updates the statistics of the data from the tokens (H, T, D) of a step, and those of the codes."""
         tokens = _ops.update_affine_(

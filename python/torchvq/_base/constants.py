@@ -6,6 +6,7 @@ from collections.abc import Set as AbstractSet
 import torch
 from torch import Tensor, nn
 
+from torchvq._base.options import expect
 from torchvq._base.wide_buffers import WideBuffers
 
 
@@ -54,6 +55,16 @@ class ConstantBuffers(WideBuffers):
     def complete_load(self, lacking: AbstractSet[str]) -> None:
         super().complete_load(lacking)
         self.restore_constants()
+
+
+def expect_same_codes(owner: str, name: str, codes: Tensor, computed: Tensor) -> None:
+    """Raises ValueError unless ``codes`` are those that the module computes, in any dtype.
+
+    For assignments to what is a buffer in the reference: loaders write it anew.
+    """
+    same = isinstance(codes, Tensor) and codes.shape == computed.shape
+    same = same and torch.equal(codes, computed.to(codes.device, codes.dtype))
+    expect(owner, same, name, "the codes that the module computes", "others")
 
 
 def materialise_constants(module: nn.Module, _: object = None) -> None:

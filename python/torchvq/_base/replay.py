@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchvq._base import checkpointing as _checkpointing
 from torchvq._base.options import keep_values
 from torchvq._base.readable import version_of
-from torchvq._base.torch_private import Recomputation, checkpointed_regions
+from torchvq._base.torch_private import Recomputation, checkpointed_regions, uncounted
 
 if TYPE_CHECKING:
     from torchvq.codebook import Codebook
@@ -37,13 +37,14 @@ class Replay:
         self.searched: list[Tensor] = []
         self.search = 0  # the search whose codes a recomputation uses
 
+    @uncounted
     def capture(self, codebook: "Codebook") -> None:
         """Copies the state at the beginning of the search."""
         self.buffers = {
             name: None if b is None else b.clone() for name, b in codebook._buffers.items()
         }
         if isinstance(codebook.embed, nn.Parameter):
-            self.embed = codebook.embed.detach().clone()
+            self.embed = _copy(codebook.embed)
 
     def put_codes_of(self, search: int) -> None:
         """Replaces the codes by those of a later search in the step."""
@@ -140,6 +141,11 @@ class StepRecords(Generic[_T]):
         return StepRecords, ()
 
 
+@uncounted
+def _copy(codes: Tensor) -> Tensor:
+    return codes.detach().clone()
+
+
 class _Settled(torch.autograd.Function):
     """Values with the gradient of a parameter. Its only operator is one that selective checkpoints do not count, as the
     first run has none.
@@ -187,7 +193,7 @@ class Replayed:
             yield
             moved = version_of(self.embed) != before
             if self._recording is not None and moved and isinstance(self.embed, nn.Parameter):
-                record.settled = [*record.searched[1:], self.embed.detach().clone()]
+                record.settled = [*record.searched[1:], _copy(self.embed)]
         finally:
             self._recording = None
 
@@ -209,14 +215,14 @@ class Replayed:
     def record_embed(self) -> None:
         """Updates the recorded parameter after it moved within the step, before the search."""
         if self._recording is not None:
-            self._recording.embed = self.embed.detach().clone()
+            self._recording.embed = _copy(self.embed)
 
     def search_in_turn(self, number: int) -> None:
         """Records, or in a recomputation restores, the codes of one search, if a step moves codes between searches."""
         if self._replay is not None:
             self._replay.put_codes_of(number)
         elif self._recording is not None:
-            self._recording.searched.append(self.embed.detach().clone())
+            self._recording.searched.append(_copy(self.embed))
 
     def settled_embed(self) -> Tensor:
         """The codes after the update, from which losses are computed. A recomputation gets the recorded ones, with the

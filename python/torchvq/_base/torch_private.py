@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -132,6 +132,16 @@ PLACE_OF_SHARD = PrivateName(
     "compute_local_shape_and_global_offset",
     "codebooks that fully_shard shards cannot learn",
 )
+DISPATCH_MODE = PrivateName(
+    "torch.utils._python_dispatch",
+    "_get_current_dispatch_mode",
+    "selective checkpoints that save more than matrix products give wrong gradients",
+)
+WITHOUT_MODE = PrivateName(
+    "torch.utils._python_dispatch",
+    "_pop_mode_temporarily",
+    "selective checkpoints cannot contain quantizers",
+)
 FORWARD_HOOKS = PrivateName(
     "torch.nn.modules.module",
     "_global_forward_hooks",
@@ -161,6 +171,8 @@ PRIVATE_NAMES = (
     FSDP_STATES,
     FSDP_STATE,
     PLACE_OF_SHARD,
+    DISPATCH_MODE,
+    WITHOUT_MODE,
     FORWARD_HOOKS,
     FORWARD_PRE_HOOKS,
 )
@@ -260,6 +272,38 @@ def inside_reentrant_checkpoint() -> bool:
     # forwards without gradient get here, so the search through the frames is rare.
     forward = CHECKPOINT_FORWARD.get()
     return any(frame.f_code is forward for frame in _frames())
+
+
+_dispatch_mode: Callable[[], Any] = DISPATCH_MODE.get_or(lambda: None)
+
+
+def inside_selective_checkpoint() -> bool:
+    """True in a region of ``create_selective_checkpoint_contexts``, in either run; False while compiling."""
+    return not torch.compiler.is_compiling() and (
+        type(_dispatch_mode()).__module__ == torch.utils.checkpoint.__name__
+    )
+
+
+def records_results() -> bool:
+    """Whether something may keep the results of operators, which then cannot be written to: a trace, which may run with
+    a graph, a compiler, or a selective checkpoint.
+    """
+    return torch.compiler.is_compiling() or is_jit_traced() or inside_selective_checkpoint()
+
+
+def uncounted(function: _Function) -> _Function:
+    """Decorator of what only the first run of a region calls: selective checkpoints match the operators of both runs by
+    the order of their calls.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not inside_selective_checkpoint():
+            return function(*args, **kwargs)
+        with WITHOUT_MODE.get()():
+            return function(*args, **kwargs)
+
+    return cast(_Function, call)
 
 
 class Recomputation(NamedTuple):

@@ -67,7 +67,9 @@ class WideBuffers(MarkedLoad):
         """Makes buffers float32 that a loader has assigned in half precision."""
         for name, buffer in self._buffers.items():
             if buffer is not None and buffer.dtype in HALF:
-                self._buffers[name] = buffer.float()
+                # A tensor made in inference mode could not be updated outside of it.
+                with torch.inference_mode(False):
+                    self._buffers[name] = buffer.float()
 
     def train(self: _Module, mode: bool = True) -> _Module:
         """As for any module. Loaders such as diffusers' write half precision into buffers, and end with ``eval()``."""

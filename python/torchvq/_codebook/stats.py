@@ -42,6 +42,8 @@ def keep_counts(vq: "VectorQuantize") -> None:
     vq.register_load_state_dict_post_hook(forget_step)  # type: ignore[no-untyped-call]
 
 
+# Tensors made in inference mode cannot be updated outside of it, and a load may run in it.
+@torch.inference_mode(False)
 def forget_step(vq: "VectorQuantize", _: object = None) -> None:
     """Clears the counts after a load: the loaded state has had no step, and to_empty leaves buffers uninitialised."""
     like = vq._codebook.cooldown

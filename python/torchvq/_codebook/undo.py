@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchvq._base.affine_map import AFFINE_FLAGS, AFFINE_STATE
 from torchvq._base.readable import version_of
+from torchvq._base.torch_private import uncounted
 
 if TYPE_CHECKING:
     from torchvq.codebook import Codebook
@@ -22,6 +23,7 @@ class Undo:
         apart: see ``may_fail_late``.
     """
 
+    @uncounted
     def __init__(self, codebooks: Sequence["Codebook"], apart: bool = False) -> None:
         self._pending = [(codebook, codebook._pending) for codebook in codebooks]
         self._generators = [(codebook.rng, version_of(codebook.rng)) for codebook in codebooks]

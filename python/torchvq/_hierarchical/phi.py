@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from torchvq._base.projection import project
-from torchvq._base.torch_private import is_observed_itself
+from torchvq._base.torch_private import is_jit_traced, is_observed_itself
 
 _ops = torch.ops.torchvq
 _CONVOLUTIONS: dict[int, type[nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -28,6 +28,9 @@ class Phi(nn.Module):
 
     def forward(self, tokens: Tensor, shape: Sequence[int], full: Sequence[int]) -> Tensor:
         """Tokens (B, L, D) of a grid of ``shape`` as a map (B, D, *full), in the dtype of the tokens."""
+        if is_jit_traced():
+            # Where sizes are tensors, of which operators take no lists.
+            full = [int(positions) for positions in full]
         kind = _CONVOLUTIONS[len(shape)]
         calls = type(self.conv).forward is not kind.forward or is_observed_itself(self.conv)
         if calls and tokens.numel() > 0:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchvq._base import joined as _joined
 from torchvq._base.layout import Layout
 from torchvq._base.projection import project
+from torchvq._base.torch_private import records_results
 
 _ops = torch.ops.torchvq
 LevelT = TypeVar("LevelT")
@@ -39,12 +40,15 @@ def walk(
     Returns:
         The sum of the codes, and the result of each level.
     """
-    residual, total = inputs, torch.zeros_like(inputs)
+    residual = inputs
+    # Contiguous, whatever the strides of the inputs: users call view() on the output.
+    total = torch.zeros_like(inputs, memory_format=torch.contiguous_format)
     levels_found: list[LevelT] = []
     for index in range(levels):
         level, (codes, output) = choose(index, residual, total)
         # Nothing else holds the sum; adding in place keeps it in the cache.
-        total = total + codes if codes.requires_grad else total.add_(codes)
+        keeps = codes.requires_grad or records_results()
+        total = total + codes if keeps else total.add_(codes)
         residual = residual - output
         levels_found.append(level)
     return total, levels_found

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchvq._base import joined as _joined
 from torchvq._base.options import expect
 from torchvq._base.projection import project
-from torchvq._base.torch_private import is_jit_traced
+from torchvq._base.torch_private import records_results
 from torchvq._codebook.losses import SearchedTokens, SearchResult
 from torchvq._codebook.request import Request
 from torchvq._codebook.search import codes_to_search, estimator_of, sampling_temperature
@@ -70,7 +70,7 @@ class MLP(nn.Module):
         h = project(self.proj_in, _joined.cat(both, -1))
         for layer in self.layers:
             # Without a graph the sum takes the memory of the layer's output; with one, that may be needed.
-            keeps = torch.is_grad_enabled() or is_jit_traced()  # a trace may run with a graph
+            keeps = torch.is_grad_enabled() or records_results()
             h = h + layer(h) if keeps else layer(h).add_(h)
         if self.l2norm_output:
             h = nn.functional.normalize(h, dim=-1)

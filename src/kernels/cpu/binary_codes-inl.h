@@ -61,7 +61,7 @@ void divergence(const float* logits, int64_t count, double* told, double* slopes
 template <typename T>
 inline double fold_bit(const T* low, const T* high, const T* weight, T p, int64_t count,
                        T* folded) {
-  using Part = Vector<T, kLanes / 2>;
+  using Part = Vector<T, kHalfLanes>;
   constexpr int64_t kParts = kFoldLanes / kHalfLanes;
   Doubles lanes[kParts] = {};
   int64_t c = 0;

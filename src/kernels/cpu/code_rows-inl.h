@@ -111,8 +111,6 @@ inline Number shrunk(Number from, Number share) {
   return from - share * from;
 }
 
-constexpr int64_t kWidth = kLanes / 2;
-
 /// Stands for the sums of a code without tokens, all of which are zero.
 struct NoSums {
   Doubles next(int64_t, Doubles average, Doubles weight) const { return shrunk(average, weight); }
@@ -132,9 +130,9 @@ struct Sums {
 
 template <typename Values>
 void move_average(const Values& sums, double weight, int64_t dim, float* average) {
-  const int64_t wide = dim / kWidth * kWidth;
+  const int64_t wide = dim / kHalfLanes * kHalfLanes;
   const Doubles weights = Doubles{} + weight;
-  for (int64_t d = 0; d < wide; d += kWidth) {
+  for (int64_t d = 0; d < wide; d += kHalfLanes) {
     const Doubles next = sums.next(d, widen(average + d), weights);
     store(average + d, within_range(__builtin_convertvector(next, HalfFloats)));
   }
@@ -151,10 +149,10 @@ void move_row(const Values& sums, double weight, double size, int64_t dim, float
     return;
   }
   const bool plain = !(size > kLeastDivisor && size < kMostDivisor);
-  const int64_t wide = plain ? 0 : dim / kWidth * kWidth;
+  const int64_t wide = plain ? 0 : dim / kHalfLanes * kHalfLanes;
   const Doubles weights = Doubles{} + weight, divisor = Doubles{} + size;
   const Doubles reciprocal = Doubles{} + 1.0 / size;
-  for (int64_t d = 0; d < wide; d += kWidth) {
+  for (int64_t d = 0; d < wide; d += kHalfLanes) {
     const Doubles exact = sums.next(d, widen(average + d), weights);
     const HalfFloats next = within_range(__builtin_convertvector(exact, HalfFloats));
     store(average + d, next);
@@ -176,9 +174,9 @@ void move(const double* sums, double weight, double size, int64_t dim, float* av
 }
 
 void draw(const float* target, double step, int64_t dim, float* code) {
-  const int64_t wide = dim / kWidth * kWidth;
+  const int64_t wide = dim / kHalfLanes * kHalfLanes;
   const Doubles steps = Doubles{} + step;
-  for (int64_t d = 0; d < wide; d += kWidth) {
+  for (int64_t d = 0; d < wide; d += kHalfLanes) {
     store(code + d, narrow(towards(widen(code + d), steps, widen(target + d))));
   }
   for (int64_t d = wide; d < dim; ++d) {

@@ -7,9 +7,6 @@
 namespace torchvq::kernels {
 namespace {
 
-constexpr int64_t kHalfLanes = kLanes / 2;
-using Longs = Vector<int64_t, kHalfLanes>;
-
 /// Where the exponential series ends: exp(-700) is a normal number.
 constexpr double kLargestExponent = 700.0;
 

@@ -6,29 +6,27 @@
 namespace torchvq::kernels {
 namespace {
 
-constexpr int kHalfLanes = kLanes / 2;
 constexpr int kParts = kLatentGroup / kHalfLanes;
-using Places = Vector<int64_t, kHalfLanes>;
 
 void nearest(const double* values, int64_t size, const double* numbers, int64_t count,
              int64_t* places) {
   for (int64_t i = 0; i < count; i += kLatentGroup) {
     Doubles x[kParts], least[kParts];
-    Places best[kParts];
+    Longs best[kParts];
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {
       x[part] = load<Doubles>(numbers + i + part * kHalfLanes);
       least[part] = Doubles{} + static_cast<double>(INFINITY);
-      best[part] = Places{};
+      best[part] = Longs{};
     }
     for (int64_t k = 0; k < size; ++k) {
 #pragma GCC unroll 4
       for (int part = 0; part < kParts; ++part) {
         const Doubles rest = x[part] - values[k];
         const Doubles distance =
-            reinterpret_cast<Doubles>(reinterpret_cast<Places>(rest) & INT64_MAX);
-        const Places nearer = distance < least[part];
-        best[part] = nearer ? Places{} + k : best[part];
+            reinterpret_cast<Doubles>(reinterpret_cast<Longs>(rest) & INT64_MAX);
+        const Longs nearer = distance < least[part];
+        best[part] = nearer ? Longs{} + k : best[part];
         least[part] = nearer ? distance : least[part];
       }
     }

@@ -7,10 +7,9 @@
 namespace torchvq::kernels {
 namespace {
 
-constexpr int kWide = kLanes / 2;
 constexpr int kWideRows = 4;
 constexpr int kWideVectors = kRegisters == 32 ? 4 : 2;
-constexpr int kWidePanel = kWide * kWideVectors;
+constexpr int kWidePanel = kHalfLanes * kWideVectors;
 
 /// Several rows together: the sum of a row is a chain of additions, each of which waits for the one before.
 template <int count, typename T>
@@ -82,7 +81,7 @@ inline void score_panel(const double* rows, const double* panel, int64_t dim, in
   for (int64_t d = 0; d < dim; ++d) {
 #pragma GCC unroll 4
     for (int c = 0; c < kWideVectors; ++c) {
-      const Doubles code = load<Doubles>(panel + d * kWidePanel + c * kWide);
+      const Doubles code = load<Doubles>(panel + d * kWidePanel + c * kHalfLanes);
       const Doubles half_square = code * code * 0.5;
 #pragma GCC unroll 4
       for (int r = 0; r < kWideRows; ++r) {
@@ -92,7 +91,7 @@ inline void score_panel(const double* rows, const double* panel, int64_t dim, in
     }
   }
   for (int r = 0; r < kWideRows; ++r) {
-    for (int c = 0; c < kWideVectors; ++c) store(scores + r * stride + c * kWide, sum[r][c]);
+    for (int c = 0; c < kWideVectors; ++c) store(scores + r * stride + c * kHalfLanes, sum[r][c]);
   }
 }
 

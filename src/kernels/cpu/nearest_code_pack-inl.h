@@ -124,17 +124,17 @@ void transpose_panel(const CodeList& codes, const float* center, int64_t panel, 
 /// Squared norms of a panel's codes: float64 sums over d in index order, as the contract defines a
 /// norm.
 void panel_squares(const float* values, int64_t dim, double* squares) {
-  constexpr int kWide = kLanes / 2, kParts = kPanel / kWide;
+  constexpr int kParts = kPanel / kHalfLanes;
   Doubles sum[kParts];
   for (int p = 0; p < kParts; ++p) sum[p] = Doubles{};
   for (int64_t d = 0; d < dim; ++d) {
 #pragma GCC unroll 8
     for (int p = 0; p < kParts; ++p) {
-      const Doubles value = widen(values + d * kPanel + p * kWide);
+      const Doubles value = widen(values + d * kPanel + p * kHalfLanes);
       sum[p] += value * value;  // the product is exact, so that fused or not gives the same bits
     }
   }
-  for (int p = 0; p < kParts; ++p) store(squares + p * kWide, sum[p]);
+  for (int p = 0; p < kParts; ++p) store(squares + p * kHalfLanes, sum[p]);
 }
 
 void pack_codes(const CodeList& codes, const float* center, int64_t depth, int64_t begin,
@@ -153,7 +153,6 @@ inline void divide(float* to, const float* from, Doubles norm) {
 
 void pack_unit_codes(const CodeList& codes, const float* zero, int64_t depth, int64_t begin,
                      int64_t end, float* panels, double* squares) {
-  constexpr int kWide = kLanes / 2;
   for (int64_t panel = begin; panel < end; ++panel) {
     float* values = panels + panel * kPanel * depth;
     double* norms = squares + panel * kPanel;
@@ -162,7 +161,7 @@ void pack_unit_codes(const CodeList& codes, const float* zero, int64_t depth, in
     for (int j = 0; j < kPanel; ++j) norms[j] = sqrt(norms[j]);
     for (int64_t d = 0; d < codes.dim; ++d) {
       float* at = values + d * kPanel;
-      for (int j = 0; j < kPanel; j += kWide) divide(at + j, at + j, load<Doubles>(norms + j));
+      for (int j = 0; j < kPanel; j += kHalfLanes) divide(at + j, at + j, load<Doubles>(norms + j));
     }
     panel_squares(values, codes.dim, norms);
   }
@@ -175,14 +174,13 @@ void append_norm(int64_t dim, int64_t depth, double square, float* packed) {
 double pack_row(const float* row, int64_t dim, const float* center, int64_t depth, float* packed) {
   Doubles sum = Doubles{};
   int64_t d = 0;
-  constexpr int kWide = kLanes / 2;
-  for (; d + kWide <= dim; d += kWide) {
+  for (; d + kHalfLanes <= dim; d += kHalfLanes) {
     const HalfFloats value = load<HalfFloats>(row + d) - load<HalfFloats>(center + d);
     store(packed + d, value);
     const Doubles wide = __builtin_convertvector(value, Doubles);
     sum += wide * wide;
   }
-  double square = sum_lanes<double, kWide>(sum);
+  double square = sum_lanes<double, kHalfLanes>(sum);
   for (; d < dim; ++d) {
     packed[d] = row[d] - center[d];
     square += static_cast<double>(packed[d]) * packed[d];
@@ -210,7 +208,7 @@ double pack_unit_row(const float* row, int64_t dim, int64_t depth, double square
   }
   const double norm = sqrt(square);
   int64_t d = 0;
-  for (; d + kLanes / 2 <= dim; d += kLanes / 2) divide(packed + d, row + d, Doubles{} + norm);
+  for (; d + kHalfLanes <= dim; d += kHalfLanes) divide(packed + d, row + d, Doubles{} + norm);
   for (; d < dim; ++d) packed[d] = norm == 0.0 ? 0.0f : static_cast<float>(row[d] / norm);
   append_norm(dim, depth, 1.0, packed);
   return norm == 0.0 ? 0.0 : 1.0 + 1e-6;

@@ -74,13 +74,12 @@ float bound(const float* smallest, int64_t count) {
 }
 
 double subtract(const float* from, const float* code, int64_t dim, float* to) {
-  constexpr int kHalf = kLanes / 2;
   Doubles sum[2] = {};
   int64_t d = 0;
   for (; d + kLanes <= dim; d += kLanes) {
     store(to + d, load<Floats>(from + d) - load<Floats>(code + d));
     for (int i = 0; i < 2; ++i) {
-      const Doubles wide = widen(to + d + i * kHalf);
+      const Doubles wide = widen(to + d + i * kHalfLanes);
       sum[i] += wide * wide;
     }
   }
@@ -89,7 +88,7 @@ double subtract(const float* from, const float* code, int64_t dim, float* to) {
     to[d] = from[d] - code[d];
     rest += static_cast<double>(to[d]) * to[d];
   }
-  return sum_lanes<double, kHalf>(sum[0] + sum[1]) + rest;
+  return sum_lanes<double, kHalfLanes>(sum[0] + sum[1]) + rest;
 }
 
 }  // namespace

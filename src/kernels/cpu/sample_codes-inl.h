@@ -6,13 +6,11 @@
 namespace torchvq::kernels {
 namespace {
 
-constexpr int64_t kHalfLanes = kLanes / 2;
-using Bits = Vector<uint64_t, kLanes / 2>;
-using Truths = Vector<int64_t, kLanes / 2>;
+using Bits = Vector<uint64_t, kHalfLanes>;
 
 double best(const double* scores, int64_t size) {
   Doubles most = Doubles{} + scores[0];
-  Truths absent{};
+  Longs absent{};
   int64_t k = 0;
   for (; k + kHalfLanes <= size; k += kHalfLanes) {
     const Doubles score = load<Doubles>(scores + k);

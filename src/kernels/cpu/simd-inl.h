@@ -38,8 +38,12 @@ using Vector = typename VectorOf<T, count>::type;
 using Floats = Vector<float, kLanes>;
 using Ints = Vector<int32_t, kLanes>;
 using Words = Vector<uint32_t, kLanes>;
-using HalfFloats = Vector<float, kLanes / 2>;
-using Doubles = Vector<double, kLanes / 2>;
+
+/// Lanes of a vector of 64-bit numbers.
+constexpr int kHalfLanes = kLanes / 2;
+using HalfFloats = Vector<float, kHalfLanes>;
+using Doubles = Vector<double, kHalfLanes>;
+using Longs = Vector<int64_t, kHalfLanes>;
 
 template <typename V, typename T>
 inline V load(const T* from) {

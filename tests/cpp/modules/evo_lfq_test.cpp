@@ -81,6 +81,16 @@ TEST(EvoLFQTest, ASearchStopsWhenToldAndResumesFromItsState) {
   EXPECT_EQ(told, 3);
 }
 
+TEST(EvoLFQTest, TheBestGeneIsACopy) {
+  auto evo = build();
+  auto population = torch::zeros({4, 8});
+  population[0].fill_(1);
+  const auto found = evo->evolve(
+      ones, EvoLFQEvolveOptions().pop_bits(population).generations(1), nullptr);
+  population.zero_();
+  EXPECT_TRUE(found.best_gene.eq(1).all().item<bool>());
+}
+
 TEST(EvoLFQTest, NaNIsLeastFit) {
   auto evo = build();
   const auto population = torch::arange(4.0).unsqueeze(1);

@@ -183,6 +183,19 @@ TEST(ResidualFSQTest, NoiseIsDrawnByTheStackAndResumes) {
   EXPECT_TRUE(at::equal(copy(x).quantized, expected));
 }
 
+TEST(ResidualFSQTest, LevelsInEvaluationDrawNoNoise) {
+  auto noisy = options();
+  noisy.fsq().noise_dropout(0.5);
+  ResidualFSQ stack(noisy);
+  const auto x = normal({2, 9, 3});
+  stack->eval();
+  const auto expected = stack(x).quantized;
+  stack->train();
+  EXPECT_FALSE(at::equal(stack(x).quantized, expected));
+  for (auto& level : stack->levels) level->eval();
+  EXPECT_TRUE(at::allclose(stack(x).quantized, expected, 1e-6, 1e-7));
+}
+
 TEST(ResidualFSQTest, PrecisionOfInputsAndModules) {
   for (const auto dtype : {at::kHalf, at::kBFloat16, at::kDouble}) {
     ResidualFSQ stack(options().dim(6));
