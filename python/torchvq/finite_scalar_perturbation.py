@@ -13,7 +13,7 @@ from torchvq._base.constants import materialise_constants
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.noise import NoisyModule
-from torchvq._base.options import check_options, expect
+from torchvq._base.options import check_options, expect, keep_values
 from torchvq._base.own_handle import OwnHandle
 from torchvq._base.projection import (
     decoding_dtype,
@@ -129,6 +129,21 @@ class FSP(OwnHandle, NoisyModule):
         (torch.Size([1, 1024, 4]), torch.Size([1, 1024]), torch.Size([]))
     """
 
+    levels: list[int]
+    dim: int
+    codebook_dim: int
+    codebook_size: int
+    channel_first: bool
+    act_name: str
+    quantize_rate: float
+    need_inv_act: bool
+    vector_norm: str
+    vqp_compat: bool
+    sync_statistics: bool | None
+    process_group: str | None
+    has_projections: bool
+    _gathered: StepRecords[Tensor]
+
     def __init__(
         self,
         levels: list[int] | tuple[int, ...],
@@ -147,29 +162,32 @@ class FSP(OwnHandle, NoisyModule):
         super().__init__()
         check_options("FSP", locals())
         warn_of_replaced(self, _NOT_CALLED)
-        self.levels = [int(count) for count in levels]
-        self.dim = len(self.levels) if dim is None else dim
-        self.codebook_dim = len(self.levels)
-        self.codebook_size = prod(self.levels)
-        self.channel_first = channel_first
-        self.act_name = act_name
-        self.quantize_rate = quantize_rate
-        self.need_inv_act = need_inv_act
-        self.vector_norm = vector_norm
-        self.vqp_compat = vqp_compat_of(vqp_compat)
-        self.sync_statistics = (
-            False if sync_statistics is None and self.vqp_compat else sync_statistics
+        counts = [int(count) for count in levels]
+        compat = vqp_compat_of(vqp_compat)
+        keep_values(
+            self,
+            levels=counts,
+            dim=len(counts) if dim is None else dim,
+            codebook_dim=len(counts),
+            codebook_size=prod(counts),
+            channel_first=channel_first,
+            act_name=act_name,
+            quantize_rate=quantize_rate,
+            need_inv_act=need_inv_act,
+            vector_norm=vector_norm,
+            vqp_compat=compat,
+            sync_statistics=False if sync_statistics is None and compat else sync_statistics,
+            process_group=group_name("FSP", process_group),
+            has_projections=dim is not None and dim != len(counts),
+            _gathered=StepRecords[Tensor](),
+            handle=_ops.new_handle(),
         )
-        self.process_group = group_name("FSP", process_group)
-        self.has_projections = self.dim != self.codebook_dim
         self.project_in, self.project_out = make_projections(
             self.dim, self.codebook_dim, bias=projection_has_bias
         )
-        self._gathered: StepRecords[Tensor] = StepRecords()
         # Without elements. Compilers keep an operator without results only if it writes to the module's state.
         self.keep_constant("handshakes", torch.empty(0, dtype=torch.long, device="cpu"))
         self.register_load_state_dict_post_hook(materialise_constants)  # type: ignore[no-untyped-call]
-        self.handle = _ops.new_handle()
 
     def extra_repr(self) -> str:
         """The options, for ``print``."""

@@ -14,7 +14,7 @@ from torchvq._base.constants import expect_same_codes, materialise_constants, to
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.not_here import explain_absent
-from torchvq._base.options import check_options, expect
+from torchvq._base.options import check_options, expect, keep_values
 from torchvq._base.projection import (
     decoding_dtype,
     make_projections,
@@ -82,6 +82,26 @@ class FSQ(RandomState):
         (torch.Size([1, 1024, 256]), torch.Size([1, 1024]), 1000)
     """
 
+    vqp_compat: bool
+    levels: tuple[int, ...]
+    scale: float | None
+    preserve_symmetry: bool
+    noise_dropout: float
+    codebook_dim: int
+    num_codebooks: int
+    effective_codebook_dim: int
+    keep_num_codebooks_dim: bool
+    dim: int
+    channel_first: bool
+    _layout_is_said: bool
+    return_indices: bool
+    codebook_size: int
+    allowed_dtypes: tuple[torch.dtype, ...]
+    force_quantization_f32: bool
+    bound_hard_clamp: bool
+    orthogonal_rotation: bool
+    has_projections: bool
+
     def __init__(
         self,
         levels: Sequence[int],
@@ -103,28 +123,33 @@ class FSQ(RandomState):
     ) -> None:
         super().__init__()
         check_options("FSQ", locals())
-        self.vqp_compat = vqp_compat_of(vqp_compat)
-        self.levels = tuple(int(count) for count in levels)
-        self.scale = scale
-        self.preserve_symmetry = preserve_symmetry
-        self.noise_dropout = noise_dropout
-        self.codebook_dim = len(self.levels)
-        self.num_codebooks = num_codebooks
-        self.effective_codebook_dim = self.codebook_dim * num_codebooks
-        self.keep_num_codebooks_dim = (
-            num_codebooks > 1 if keep_num_codebooks_dim is None else keep_num_codebooks_dim
+        counts = tuple(int(count) for count in levels)
+        compat, several = vqp_compat_of(vqp_compat), num_codebooks > 1
+        inner_dim = len(counts) * num_codebooks
+        keep_values(
+            self,
+            vqp_compat=compat,
+            levels=counts,
+            scale=scale,
+            preserve_symmetry=preserve_symmetry,
+            noise_dropout=noise_dropout,
+            codebook_dim=len(counts),
+            num_codebooks=num_codebooks,
+            effective_codebook_dim=inner_dim,
+            keep_num_codebooks_dim=(
+                several if keep_num_codebooks_dim is None else keep_num_codebooks_dim
+            ),
+            dim=inner_dim if dim is None else dim,
+            channel_first=bool(channel_first),
+            _layout_is_said=channel_first is not None and not compat,
+            return_indices=return_indices,
+            codebook_size=math.prod(counts),
+            allowed_dtypes=allowed_dtypes,
+            force_quantization_f32=force_quantization_f32,
+            bound_hard_clamp=bound_hard_clamp,
+            orthogonal_rotation=orthogonal_rotation,
+            has_projections=dim is not None and dim != inner_dim,
         )
-        self.dim = self.effective_codebook_dim if dim is None else dim
-        self.channel_first = bool(channel_first)
-        self._layout_is_said = channel_first is not None and not self.vqp_compat
-        self.return_indices = return_indices
-        self.codebook_size = math.prod(self.levels)
-        self.allowed_dtypes = allowed_dtypes
-        self.force_quantization_f32 = force_quantization_f32
-        self.bound_hard_clamp = bound_hard_clamp
-        self.orthogonal_rotation = orthogonal_rotation
-
-        self.has_projections = self.dim != self.effective_codebook_dim
         self.project_in, self.project_out = make_projections(
             self.dim, self.effective_codebook_dim, bias=projection_has_bias
         )

@@ -1,5 +1,7 @@
 #include "detail/row_keys.h"
 
+#include <vector>
+
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -11,6 +13,7 @@
 #include "detail/random_tensor.h"
 #include "kernels/cpu/row_hash.h"
 #include "kernels/cpu/row_magnitude.h"
+#include "kernels/random.h"
 
 namespace torchvq::detail {
 namespace {
@@ -28,6 +31,26 @@ HashNumbers hash_numbers(const at::Tensor& rows, const at::Tensor& rng, RandomPu
           random_bits(key, at::arange(rows.size(0), rng.options()).add(1).neg())};
 }
 
+/// The same numbers for the CPU, where some thirty tensor operators take longer than the hashes.
+struct HostHashNumbers {
+  HostHashNumbers(const at::Tensor& rows, const at::Tensor& rng_, RandomPurpose purpose) {
+    const auto rng = rng_.contiguous();
+    const auto* state = rng.const_data_ptr<int64_t>();
+    const auto key =
+        kernels::random_key(static_cast<uint64_t>(state[0]), static_cast<uint64_t>(state[1]),
+                            static_cast<uint64_t>(purpose));
+    for (int64_t d = 0; d < rows.size(2); ++d) {
+      multipliers.push_back(kernels::random_bits(key, static_cast<uint64_t>(d)) | 1);
+    }
+    for (int64_t h = 0; h < rows.size(0); ++h) {
+      salts.push_back(kernels::random_bits(key, ~static_cast<uint64_t>(h)));
+    }
+  }
+
+  std::vector<uint64_t> multipliers;  // odd
+  std::vector<uint64_t> salts;
+};
+
 enum class Rows { kAll, kFinite, kFiniteNonzero };
 
 template <typename T>
@@ -38,28 +61,26 @@ bool has_key(const T* row, int64_t dim, Rows wanted) {
 }
 
 template <typename T>
-void fill_keys(const at::Tensor& rows, const HashNumbers& numbers, Rows wanted, at::Tensor& keys) {
+void fill_keys(const at::Tensor& rows, const HostHashNumbers& numbers, Rows wanted,
+               at::Tensor& keys) {
   const int64_t count = rows.size(1), dim = rows.size(2);
   const auto* from = rows.const_data_ptr<T>();
-  const auto* salt = numbers.salts.const_data_ptr<int64_t>();
-  const auto* multiplier =
-      reinterpret_cast<const uint64_t*>(numbers.multipliers.const_data_ptr<int64_t>());
   auto* to = keys.mutable_data_ptr<int64_t>();
-  at::parallel_for(0, keys.numel(), std::max<int64_t>(1, kElementsPerTask / dim),
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t row = begin; row < end; ++row) {
-                       const auto hash = kernels::row_hash(from + row * dim, multiplier, dim);
-                       to[row] = has_key(from + row * dim, dim, wanted)
-                                     ? kernels::key_of_hash(
-                                           hash, static_cast<uint64_t>(salt[row / count]))
-                                     : kNoKey;
-                     }
-                   });
+  at::parallel_for(
+      0, keys.numel(), std::max<int64_t>(1, kElementsPerTask / dim),
+      [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+          const auto hash = kernels::row_hash(from + row * dim, numbers.multipliers.data(), dim);
+          const auto salt = numbers.salts[static_cast<size_t>(row / count)];
+          to[row] =
+              has_key(from + row * dim, dim, wanted) ? kernels::key_of_hash(hash, salt) : kNoKey;
+        }
+      });
 }
 
-at::Tensor cpu_keys(const at::Tensor& rows_, const HashNumbers& numbers, Rows wanted) {
+at::Tensor cpu_keys(const at::Tensor& rows_, const HostHashNumbers& numbers, Rows wanted) {
   const auto rows = rows_.contiguous();
-  auto keys = at::empty({rows.size(0), rows.size(1)}, numbers.multipliers.options());
+  auto keys = at::empty({rows.size(0), rows.size(1)}, rows.options().dtype(at::kLong));
   if (rows.scalar_type() == at::kDouble) {
     fill_keys<double>(rows, numbers, wanted, keys);
   } else {
@@ -86,20 +107,21 @@ at::Tensor any_keys(const at::Tensor& rows, const HashNumbers& numbers) {
 }  // namespace
 
 at::Tensor row_keys(const at::Tensor& rows, const at::Tensor& rng, RandomPurpose purpose) {
-  const auto numbers = hash_numbers(rows, rng, purpose);
-  return rows.is_cpu() ? cpu_keys(rows, numbers, Rows::kAll) : any_keys(rows, numbers);
+  return rows.is_cpu() ? cpu_keys(rows, {rows, rng, purpose}, Rows::kAll)
+                       : row_keys_by_operators(rows, rng, purpose);
 }
 
 at::Tensor candidate_keys(const at::Tensor& rows, const at::Tensor& rng,
                           const std::optional<at::Tensor>& mask, bool nonzero) {
-  const auto numbers = hash_numbers(rows, rng, RandomPurpose::kDeadCodeCandidates);
+  constexpr auto purpose = RandomPurpose::kDeadCodeCandidates;
   if (rows.is_cpu()) {
-    auto keys = cpu_keys(rows, numbers, nonzero ? Rows::kFiniteNonzero : Rows::kFinite);
+    const auto wanted = nonzero ? Rows::kFiniteNonzero : Rows::kFinite;
+    auto keys = cpu_keys(rows, {rows, rng, purpose}, wanted);
     return mask ? keys.masked_fill_(mask->logical_not(), kNoKey) : keys;
   }
   auto usable = usable_rows(rows, mask);
   if (nonzero) usable = usable.logical_and(rows.ne(0).any(-1));
-  return any_keys(rows, numbers).masked_fill_(usable.logical_not(), kNoKey);
+  return row_keys_by_operators(rows, rng, purpose).masked_fill_(usable.logical_not(), kNoKey);
 }
 
 at::Tensor row_keys_by_operators(const at::Tensor& rows, const at::Tensor& rng,

@@ -12,6 +12,7 @@
 #include <torchvq/ops/sign_quantize.h>
 #include <torchvq/ops/snapshot.h>
 
+#include "detail/precision.h"
 #include "detail/without_autocast.h"
 #include "functional/token_codes.h"
 
@@ -90,8 +91,11 @@ std::pair<at::Tensor, at::Tensor> vqp_sign_entropy(const at::Tensor& latents, do
   return {own, clamped_entropy(average).mean()};
 }
 
-at::Tensor vqp_latent_loss(const at::Tensor& z, const at::Tensor& quantized, double commitment,
+at::Tensor vqp_latent_loss(const at::Tensor& z_, const at::Tensor& quantized_, double commitment,
                            double quantization, const std::optional<at::Tensor>& mask) {
+  // Squares overflow in float16.
+  const auto z = z_.to(detail::compute_dtype(z_));
+  const auto quantized = quantized_.to(detail::compute_dtype(quantized_));
   const auto apart = [&](const at::Tensor& a, const at::Tensor& b) {
     if (mask) return vqp_masked_commitment(b, a, *mask);
     const auto squares = a.sub(b).square();

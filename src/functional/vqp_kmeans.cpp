@@ -16,6 +16,7 @@
 #include <torchvq/ops/random_uniform.h>
 #include <torchvq/ops/unit_vectors.h>
 
+#include "detail/precision.h"
 #include "detail/row_keys.h"
 
 namespace torchvq::functional {
@@ -65,9 +66,11 @@ Clusters clusters_of(const at::Tensor& rows, const at::Tensor& counted, const at
 
 }  // namespace
 
-Clusters vqp_kmeans(const at::Tensor& x, int64_t codes, const at::Tensor& rng,
+Clusters vqp_kmeans(const at::Tensor& x_, int64_t codes, const at::Tensor& rng,
                     const std::optional<at::Tensor>& mask, int64_t iterations,
                     const std::string& metric) {
+  // Sums of half precision overflow, and centres are averages, which are never half precision.
+  const auto x = x_.to(detail::compute_dtype(x_));
   if (x.sym_size(1) == 0) {
     return {x.new_zeros_symint({x.sym_size(0), codes, x.sym_size(2)}),
             at::zeros({x.size(0), codes}, x.options().dtype(at::kLong))};

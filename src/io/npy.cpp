@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "detail/checks.h"
 #include "io/input_file.h"
 #include "io/npy_header.h"
 #include "io/read_tensor.h"
@@ -27,6 +28,8 @@ at::Tensor load_npy(const std::string& path) {
 }
 
 void save_npy(const std::string& path, const at::Tensor& tensor) {
+  detail::check_defined("save_npy", "tensor", tensor);
+  detail::check_strided("save_npy", "tensor", tensor);
   NpyWriter writer(path, tensor.scalar_type(), tensor.sizes().vec());
   writer.append(tensor);
   writer.finish();

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "detail/checks.h"
 #include "io/safetensors_dtypes.h"
 
 namespace torchvq::io {
@@ -30,6 +31,7 @@ nlohmann::ordered_json describe(const Item& item, int64_t begin) {
   TORCH_CHECK_TYPE(!dtype.empty(), "save_safetensors: expected '", name,
                    "' to have a dtype that safetensors files can hold, but got ",
                    tensor.scalar_type());
+  detail::check_strided("save_safetensors", ("'" + name + "'").c_str(), tensor);
   return {{"dtype", dtype},
           {"shape", tensor.sizes().vec()},
           {"data_offsets", {begin, begin + static_cast<int64_t>(tensor.nbytes())}}};

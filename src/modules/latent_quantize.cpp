@@ -218,6 +218,7 @@ torch::Tensor LatentQuantizeImpl::quantize(const torch::Tensor& z) const {
 }
 
 torch::Tensor LatentQuantizeImpl::codes_to_indices(const torch::Tensor& zhat) const {
+  detail::check_defined(kLatentQuantize, "zhat", zhat);
   const auto indices = F::latent_quantize(zhat.detach(), values()).indices;
   return options.vqp_compat() ? F::vqp_indices(indices, codebook_size()) : indices;
 }

@@ -74,6 +74,7 @@ OptionalTensor Layout::token_mask(const at::Tensor& x, const OptionalTensor& mas
 
 OptionalTensor Layout::mask_of_items(const at::Tensor& x, const OptionalTensor& mask) const {
   if (!mask || x.dim() < 3) return token_mask(x, mask, std::nullopt);
+  check_dtype(owner.c_str(), "mask", *mask, at::kBool);
   const auto shape = token_shape(x);
   const auto positions = c10::multiply_integers(shape.begin() + 1, shape.end());
   if (mask->sizes() == at::IntArrayRef({shape[0], positions})) {

@@ -83,8 +83,12 @@ State take(State& state, const std::string& prefix) {
   return taken;
 }
 
-/// Whether a tensor is the generator of a module that draws random numbers.
-bool is_rng(const std::string& name) { return name == "rng" || name.ends_with(".rng"); }
+/// Whether a tensor is the generator of a module that draws random numbers, and not something else
+/// of that name in a caller's module.
+bool is_rng(const std::string& name, const at::Tensor& tensor) {
+  return (name == "rng" || name.ends_with(".rng")) && tensor.scalar_type() == at::kLong &&
+         tensor.sizes() == at::IntArrayRef{2};
+}
 
 /// Drops accumulated statistics from the state of other modules if these modules have none.
 void drop_kept(torch::nn::Module& module, State& state) {
@@ -135,7 +139,7 @@ Missing check_names(torch::nn::Module& module, const State& own, const State& st
       }
     }
   });
-  std::erase_if(lacking, [](const auto& item) { return is_rng(item.first); });
+  std::erase_if(lacking, [](const auto& item) { return is_rng(item.first, item.second); });
   TORCH_CHECK_VALUE(lacking.empty(), "load_state_dict: expected the state to have ",
                     lacking.begin()->first, ", but got a state without it");
   return missing;
@@ -174,7 +178,7 @@ void load_state_dict(torch::nn::Module& module, const State& state) {
     if (loaded != left.end()) {
       auto target = tensor;
       target.copy_(loaded->second);
-    } else if (is_rng(name)) {
+    } else if (is_rng(name, tensor)) {
       tensor.select(0, 1).zero_();  // the seed drawn at construction stays
     }
   }

@@ -14,11 +14,15 @@ namespace {
 
 constexpr detail::ExpectOption expect_residual_vq{"ResidualVQ"};
 
+constexpr int64_t kMostLevels = 65536;
+
 std::vector<int64_t> resolve_sizes(const ResidualVQOptions& o) {
   const auto& [sizes, each] = o.codebook_size();
   if (!each) {
     const auto levels = o.num_quantizers().value_or(0);
     expect_residual_vq(levels >= 1, "num_quantizers", "at least 1", o.num_quantizers());
+    expect_residual_vq(levels <= kMostLevels, "num_quantizers",
+                       "at most " + std::to_string(kMostLevels), o.num_quantizers());
     return std::vector<int64_t>(levels, sizes[0]);
   }
   const auto levels = static_cast<int64_t>(sizes.size());

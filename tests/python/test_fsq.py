@@ -306,6 +306,23 @@ def test_codes_to_indices_takes_the_nearest_level(symmetric):
     assert module.codes_to_indices(far).tolist()[:2] == [4, 0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_indices_of_codes_are_those_of_plain_torch(symmetric, dtype, generator):
+    """Halves between levels, numbers beyond them, and rows with NaN or infinity included."""
+    levels = [5, 2, 8, 65536, 3]
+    codes = torch.randn(3, 700, 5, generator=generator)
+    codes[0] = codes[0].mul(8).round().div(8)
+    codes[1, ::7, 2] = torch.nan
+    codes[1, ::5, 1] = torch.inf
+    codes[1, ::3, 0] = -torch.inf
+    codes = codes.to(dtype)
+    for given in (codes, codes.transpose(0, 1), codes[:, :0], codes[0, 0]):
+        found = ops.scalar_code_indices(given, levels, symmetric=symmetric)
+        expected = any_path("scalar_code_indices")(given, levels, symmetric=symmetric)
+        assert torch.equal(found, expected)
+
+
 def test_noise_moves_no_code_beyond_its_indices():
     """Codes with noise still belong to the index from which they came."""
     module = FSQ(LEVELS, preserve_symmetry=True, noise_dropout=1.0)

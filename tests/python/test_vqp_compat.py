@@ -143,3 +143,37 @@ def test_k_means_draws_from_the_module_alone(count: int) -> None:
     codes, sizes = states[0]["_codebook.embed"][0], states[0]["_codebook.cluster_size"][0]
     assert codes.abs().max() < 10 and sizes.sum() == mask.sum()
     assert codes[sizes == 0].eq(0).all() and codes[sizes > 0].any(-1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_k_means_of_half_precision_is_that_of_float32(dtype: torch.dtype) -> None:
+    """Sums of many tokens overflow in float16."""
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(1, 20000, 4, generator=generator) * 0.1 + 8).to(dtype)
+    x[:, ::2] *= -1
+    codes = []
+    for same in (x, x.float()):
+        torch.manual_seed(0)
+        module = torchvq.VectorQuantize(dim=4, codebook_size=2, kmeans_init=True, vqp_compat=True)
+        module(same)
+        codes.append(module.codebook)
+    torch.testing.assert_close(*codes)
+    assert codes[0].abs().sub(8).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_loss_of_latent_quantize_is_float32(masked: bool) -> None:
+    """Squares overflow in float16."""
+    torch.manual_seed(0)
+    options = dict(levels=[5, 5, 3], dim=8, channel_first=False, vqp_compat=True)
+    module = torchvq.LatentQuantize(**options)
+    x = (torch.randn(2, 5, 8) * 300).half()
+    mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2]) if masked else None
+    expected = module(x.float(), mask=mask).loss
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = module(x, mask=mask).loss
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=0.01, atol=0)
+    half = module.half()(x, mask=mask).loss
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, expected, rtol=0.01, atol=0)

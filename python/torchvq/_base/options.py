@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 _PLAIN = frozenset({bool, int, float, type(None)})
+_HASHED = _PLAIN | {str}
 _NO_OPTIONS = ("self", "__class__")
 
 
@@ -20,13 +21,29 @@ def check_options(owner: str, options: Mapping[str, Any]) -> list[int]:
 
     ValueError for options out of range or in conflict, TypeError for values of the wrong type and for unknown names.
     """
-    names, texts = _flat(options)
-    return list(_resolved(owner, tuple(names), tuple(texts)))
+    given = {name: value for name, value in options.items() if name not in _NO_OPTIONS}
+    types = tuple(map(type, given.values()))
+    if _HASHED.issuperset(types):
+        return list(_resolved(owner, tuple(given.items()), types))
+    return list(_checked(owner, given))
 
 
-# The levels of a stack have the same options, so one check serves all. lru_cache does not cache exceptions.
+# The levels of a stack have the same options, so one check serves all. lru_cache does not cache exceptions. Types are
+# part of the key, because True equals 1. By value where that is possible: texts take longer than the rest of it.
 @lru_cache(maxsize=64)
-def _resolved(owner: str, names: tuple[str, ...], texts: tuple[str, ...]) -> tuple[int, ...]:
+def _resolved(
+    owner: str, options: tuple[tuple[str, Any], ...], types: tuple[type, ...]
+) -> tuple[int, ...]:
+    return _checked(owner, dict(options))
+
+
+def _checked(owner: str, options: Mapping[str, Any]) -> tuple[int, ...]:
+    names, texts = _flat(options)
+    return _checked_texts(owner, tuple(names), tuple(texts))
+
+
+@lru_cache(maxsize=64)
+def _checked_texts(owner: str, names: tuple[str, ...], texts: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(torch.ops.torchvq.check_options(owner, names, texts))
 
 
@@ -66,7 +83,7 @@ def expect_temperature(owner: str, name: str, value: float, least: float = -inf)
 
 
 def _flat(options: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Names and texts of the options. Plain values first: this runs for every level of a stack."""
+    """Names and texts of the options."""
     names: list[str] = []
     texts: list[str] = []
     for name, value in options.items():
@@ -76,7 +93,7 @@ def _flat(options: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         elif isinstance(value, Mapping):
             names += [f"{name}.{inner}" for inner in value]
             texts += map(_text, value.values())
-        elif name not in _NO_OPTIONS:
+        else:
             names.append(name)
             texts.append(_text(value))
     return names, texts

@@ -18,9 +18,9 @@ _ops = torch.ops.torchvq
 
 def fresh_rng() -> Tensor:
     """Seed and step (2,) of the counter-based generator; the seed is drawn from torch's generator."""
-    seed = torch.randint(2**62, (), device="cpu")
-    rng = torch.stack([seed, torch.zeros((), dtype=torch.long, device="cpu")])
-    device = torch.get_default_device()
+    seed = torch.randint(2**62, (1,), device="cpu")
+    rng = torch.constant_pad_nd(seed, (0, 1))
+    device = torch.empty(0).device  # get_default_device takes five times as long
     # A tensor on the meta device could not hold the seed.
     return rng if device.type == "meta" else rng.to(device)
 

@@ -47,9 +47,10 @@ def keep_counts(vq: "VectorQuantize") -> None:
 def forget_step(vq: "VectorQuantize", _: object = None) -> None:
     """Clears the counts after a load: the loaded state has had no step, and to_empty leaves buffers uninitialised."""
     like = vq._codebook.cooldown
-    vq.step_counts = torch.zeros_like(like)
+    # Past Module.__setattr__, which inspects signatures for a buffer.
+    vq._buffers["step_counts"] = torch.zeros_like(like)
     # Not with the strides of a slice, for which a compiled step would be compiled again.
-    vq._codebook.replaced = like.new_zeros(like.shape[0])
+    vq._codebook._buffers["replaced"] = like.new_zeros(like.shape[0])
 
 
 def fit_to_codes(vq: "VectorQuantize") -> None:

@@ -1,4 +1,4 @@
-// Any device: plain ATen, the reference for the CPU kernels; scalar_code_indices has no other kernel.
+// Any device: plain ATen, the reference for the CPU kernels.
 #include "ops/scalar_decode.h"
 
 #include <ATen/TensorOperators.h>

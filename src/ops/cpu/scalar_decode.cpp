@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <memory>
 #include <vector>
 
@@ -155,9 +156,68 @@ at::Tensor scalar_decode(const at::Tensor& indices, at::IntArrayRef levels, bool
                               : decode_rows<float>(rows, levels, symmetric);
 }
 
+/// The level of a feature that is nearest to a code.
+struct CodedFeature {
+  CodedFeature(int64_t levels, bool symmetric, int64_t basis_)
+      : rule(detail::scalar_rule(levels, symmetric)),
+        last(static_cast<double>(levels - 1)),
+        basis(basis_) {}
+
+  /// NaN has level 0.
+  int64_t level(double code) const {
+    const double number = (code * rule.divisor + rule.centre) / rule.factor;
+    // Where float64 holds no fractions, an addition rounds, and halves to even, as at::round does.
+    constexpr double kWhole = 0x1.8p52;
+    const double inside = std::min(std::max(0.0, number), last);
+    return static_cast<int64_t>((inside + kWhole) - kWhole);
+  }
+
+  detail::ScalarRule rule;
+  double last;
+  int64_t basis;
+};
+
+template <typename T>
+void index_rows(const at::Tensor& codes, const std::vector<CodedFeature>& features, int64_t* to,
+                int64_t rows) {
+  const T* const from = codes.const_data_ptr<T>();
+  const auto dim = std::ssize(features);
+  at::parallel_for(0, rows, kDecodedPerTask / dim + 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T* code = from + row * dim;
+      bool absent = false;
+      for (int64_t j = 0; j < dim; ++j) absent |= std::isnan(static_cast<double>(code[j]));
+      int64_t index = 0;
+      for (const auto& feature : features) {
+        const auto value = static_cast<double>(*code++);
+        index += absent ? 0 : feature.level(value) * feature.basis;
+      }
+      to[row] = index;
+    }
+  });
+}
+
+at::Tensor scalar_code_indices(const at::Tensor& codes_, at::IntArrayRef levels, bool symmetric) {
+  detail::check_scalar_code_indices(codes_, levels);
+  // Half precision is exact in float32.
+  const bool wide = codes_.scalar_type() == at::kDouble;
+  const auto codes = codes_.to(wide ? at::kDouble : at::kFloat).contiguous();
+  const auto basis = detail::scalar_basis(levels);
+  std::vector<CodedFeature> features;
+  features.reserve(levels.size());
+  for (size_t j = 0; j < levels.size(); ++j) features.emplace_back(levels[j], symmetric, basis[j]);
+  auto indices =
+      at::empty(codes.sizes().slice(0, codes.dim() - 1), codes.options().dtype(at::kLong));
+  auto* to = indices.mutable_data_ptr<int64_t>();
+  wide ? index_rows<double>(codes, features, to, indices.numel())
+       : index_rows<float>(codes, features, to, indices.numel());
+  return indices;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(torchvq, CPU, m) {
+  m.impl("scalar_code_indices", scalar_code_indices);
   m.impl("scalar_decode", scalar_decode);
   m.impl("scalar_level_indices", scalar_level_indices);
   m.impl("scalar_indices", scalar_indices);

@@ -212,6 +212,16 @@ TEST_F(NpyTest, WritesNoMoreAxesThanItReads) {
   EXPECT_EQ(dir_.files(), 1u);
 }
 
+TEST_F(NpyTest, SparseTensorsAreRefusedByName) {
+  const auto sparse = at::ones({2, 2}).to_sparse();
+  expect_throw_with<c10::TypeError>([&] { save_npy(dir_ / "y.npy", sparse); },
+                                    "save_npy: expected tensor to be a dense tensor, but got");
+  expect_throw_with<c10::TypeError>(
+      [&] { save_safetensors(dir_ / "y.safetensors", {{"a", sparse}}); },
+      "save_safetensors: expected 'a' to be a dense tensor, but got");
+  EXPECT_EQ(dir_.files(), 0u);
+}
+
 TEST_F(NpyTest, StreamsPieces) {
   NpyWriter writer(dir_ / "y.npy", at::kLong, {3, 2});
   writer.append(at::arange(4, at::kLong));

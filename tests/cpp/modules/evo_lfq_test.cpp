@@ -85,8 +85,8 @@ TEST(EvoLFQTest, TheBestGeneIsACopy) {
   auto evo = build();
   auto population = torch::zeros({4, 8});
   population[0].fill_(1);
-  const auto found = evo->evolve(
-      ones, EvoLFQEvolveOptions().pop_bits(population).generations(1), nullptr);
+  const auto found =
+      evo->evolve(ones, EvoLFQEvolveOptions().pop_bits(population).generations(1), nullptr);
   population.zero_();
   EXPECT_TRUE(found.best_gene.eq(1).all().item<bool>());
 }

@@ -123,6 +123,9 @@ TEST(OptionsTest, ValuesInMessagesAreAsPythonWritesThem) {
   refuse(VectorQuantizeOptions(8).decay(-0.0001), "but got -0.0001");
   expect_throw_with<c10::ValueError>([] { ResidualVQOptions(8).validate(); },
                                      "num_quantizers to be at least 1, but got None");
+  expect_throw_with<c10::ValueError>(
+      [] { ResidualVQOptions(8).num_quantizers(std::numeric_limits<int64_t>::max()).validate(); },
+      "num_quantizers to be at most 65536, but got");
 }
 
 TEST(OptionsTest, WhatIsInfiniteOrEmptyIsRefused) {

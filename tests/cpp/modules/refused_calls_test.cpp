@@ -386,5 +386,31 @@ TEST(RefusedCallsTest, OtherCodesAreNotAssigned) {
   }
 }
 
+TEST(RefusedCallsTest, LogitsOfOtherDtypesDrawNothing) {
+  BinaryMapper module(BinaryMapperOptions(6));
+  const auto logits = normal({2, 8, 6}).to(torch::kFloat8_e4m3fn);
+  for (const bool training : {true, false}) {
+    module->train(training);
+    leaves_no_trace<c10::TypeError>(
+        module, [&] { module(logits); },
+        "BinaryMapper: expected logits to be float16, bfloat16, float32 or float64, but got");
+  }
+}
+
+TEST(RefusedCallsTest, MasksOfItemsAreDense) {
+  const auto x = normal({2, 6, kDim});
+  const auto sparse = torch::ones({2, 6}, torch::kBool).to_sparse();
+  const std::string fragment = ": expected mask to be a dense tensor, but got layout Sparse";
+  LFQ lfq(LFQOptions().dim(kDim).codebook_size(16).commitment_loss_weight(1));
+  leaves_no_trace<c10::TypeError>(lfq, [&] { lfq(x, 100.0, sparse); }, "LFQ" + fragment);
+  ResidualFSQ rfsq(ResidualFSQOptions({5, 4}, 2).dim(kDim));
+  leaves_no_trace<c10::TypeError>(
+      rfsq, [&] { rfsq(x, ResidualFSQForwardOptions().mask(sparse)); }, "ResidualFSQ" + fragment);
+  LatentQuantize latent(LatentQuantizeOptions({5, 4}, 2));
+  leaves_no_trace<c10::TypeError>(
+      latent, [&] { latent->codes_to_indices(torch::Tensor()); },
+      "LatentQuantize: expected zhat to be a tensor, but got an undefined one");
+}
+
 }  // namespace
 }  // namespace torchvq::refused_calls_test

@@ -461,5 +461,31 @@ TEST(VectorQuantizeStateTest, CastParametersAreHalfAndTheirAveragesAreNot) {
   EXPECT_EQ(module->codebook_state->embed.scalar_type(), at::kBFloat16);
 }
 
+/// A model that has something of its own under the name of the generator.
+struct NamedAlikeImpl : torch::nn::Module {
+  explicit NamedAlikeImpl(const torch::Tensor& own) {
+    codes = register_module("codes", VectorQuantize(options()));
+    rng = register_buffer("rng", own.clone());
+  }
+  VectorQuantize codes{nullptr};
+  torch::Tensor rng;
+};
+
+TEST(VectorQuantizeStateTest, ABufferOfTheUsersThatIsCalledRngIsNoGenerator) {
+  for (const auto& own : {torch::tensor({7}), torch::tensor({7.0, 8.0}), torch::ones({2, 2})}) {
+    NamedAlikeImpl from(own), to(own);
+    auto state = state_dict(from);
+    const auto before = copy_of(state_dict(to));
+    state.erase("rng");
+    expect_throw_with<c10::ValueError>([&] { load_state_dict(to, state); },
+                                       "expected the state to have rng, but got");
+    expect_same_state(state_dict(to), before);
+    state["rng"] = own;
+    state.erase("codes._codebook.rng");
+    load_state_dict(to, state);
+    EXPECT_TRUE(at::equal(to.rng, own));
+  }
+}
+
 }  // namespace
 }  // namespace torchvq::vector_quantize_state_test
