@@ -129,20 +129,13 @@ def test_results_can_be_viewed(name: str, training: bool) -> None:
             assert quantized.is_contiguous()
 
 
-def test_decoded_maps_of_residual_sim_vq_can_be_viewed() -> None:
-    module = torchvq.ResidualSimVQ(dim=8, codebook_size=16, num_quantizers=2, channel_first=True)
-    indices = module.eval()(torch.randn(2, 8, 5))[1]
-    with torch.no_grad():
-        assert module.get_output_from_indices(indices).view(2, -1).shape == (2, 40)
-
-
 @pytest.mark.parametrize(
     "make",
     [
         lambda: torchvq.VectorQuantize(8, codebook_size=16),
         lambda: torchvq.VectorQuantize(8, codebook_size=16, affine_param=True, sync_every=2),
         lambda: torchvq.ResidualVQ(dim=8, codebook_size=16, num_quantizers=2),
-        lambda: torchvq.HierarchicalVQ(dim=8, codebook_size=16, scales=[1, 2, 4], spatial_dims=1),
+        lambda: torchvq.HierarchicalVQ(dim=8, codebook_size=16, scales=[1, 2, 4]),
     ],
 )
 def test_a_load_in_inference_mode_leaves_a_module_that_trains(make: Any) -> None:
