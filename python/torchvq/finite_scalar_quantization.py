@@ -101,6 +101,8 @@ class FSQ(RandomState):
     bound_hard_clamp: bool
     orthogonal_rotation: bool
     has_projections: bool
+    #: Whether a stack restores the tables after a load, on a device that its levels do not know.
+    in_stack: bool = False
 
     def __init__(
         self,
@@ -168,8 +170,7 @@ class FSQ(RandomState):
         dtype = torch.int32 if steps[-1] < 2**31 else torch.int64
         self.keep_constant("_levels", torch.tensor(self.levels, dtype=torch.int32, device="cpu"))
         self.keep_constant("_basis", torch.tensor(steps, dtype=dtype, device="cpu"))
-        if self.has_projections:
-            self.register_load_state_dict_post_hook(materialise_constants)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_restore_tables)  # type: ignore[no-untyped-call]
 
     # Forward -----------------------------------------------------------------------------------------------
 
@@ -399,6 +400,11 @@ class FSQ(RandomState):
     def extra_repr(self) -> str:
         """Levels and number of codebooks."""
         return f"levels={list(self.levels)}, num_codebooks={self.num_codebooks}"
+
+
+def _restore_tables(fsq: FSQ, _: object = None) -> None:
+    if not fsq.in_stack:
+        materialise_constants(fsq)
 
 
 def _warn_of_rotation(levels: Sequence[int]) -> None:

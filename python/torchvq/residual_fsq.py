@@ -121,6 +121,7 @@ class ResidualFSQ(ResidualStack):
         )
         for level in self.quantizers:
             level.forget_rng()
+            level.in_stack = True
         self.keep_constant("scales", _scales(counts, num_quantizers))
         limit = _soft_clamp(counts, soft_clamp_input_value, bound_hard_clamp)
         self.keep_constant("soft_clamp_input_value", limit)

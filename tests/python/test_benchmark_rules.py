@@ -359,9 +359,9 @@ def test_classes_written_plainly_find_the_same_tokens_in_one_graph(
     compiled = torch.compile(modules["plain torch"], backend="aot_eager", fullgraph=True)
     found = every_class.step_of(entry, compiled, x)()[0].flatten()
     ours = every_class.step_of(entry, modules["torchvq"], x)()[0].flatten()
-    assert len(found) == len(ours)
     if entry.draws:
         return
+    assert len(found) == len(ours)
     # Finer scales quantize the residual of codes that the two implementations move differently.
     first = slice(len(ours) if entry.length == 1 else 1)
     assert torch.equal(found[first], ours[first])
