@@ -10,10 +10,10 @@
 
 #include "detail/codebook_average.h"
 #include "detail/precision.h"
+#include "detail/random_key.h"
 #include "detail/random_tensor.h"
 #include "kernels/cpu/row_hash.h"
 #include "kernels/cpu/row_magnitude.h"
-#include "kernels/random.h"
 
 namespace torchvq::detail {
 namespace {
@@ -33,12 +33,8 @@ HashNumbers hash_numbers(const at::Tensor& rows, const at::Tensor& rng, RandomPu
 
 /// The same numbers for the CPU, where some thirty tensor operators take longer than the hashes.
 struct HostHashNumbers {
-  HostHashNumbers(const at::Tensor& rows, const at::Tensor& rng_, RandomPurpose purpose) {
-    const auto rng = rng_.contiguous();
-    const auto* state = rng.const_data_ptr<int64_t>();
-    const auto key =
-        kernels::random_key(static_cast<uint64_t>(state[0]), static_cast<uint64_t>(state[1]),
-                            static_cast<uint64_t>(purpose));
+  HostHashNumbers(const at::Tensor& rows, const at::Tensor& rng, RandomPurpose purpose) {
+    const auto key = read_key(rng, static_cast<int64_t>(purpose), 0);
     for (int64_t d = 0; d < rows.size(2); ++d) {
       multipliers.push_back(kernels::random_bits(key, static_cast<uint64_t>(d)) | 1);
     }

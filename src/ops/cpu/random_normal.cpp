@@ -4,8 +4,8 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "detail/random_key.h"
 #include "kernels/random.h"
-#include "ops/cpu/random_key.h"
 
 namespace torchvq {
 namespace {
