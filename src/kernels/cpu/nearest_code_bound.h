@@ -103,4 +103,14 @@ inline double limit_of_distance(double kth_score, int64_t dim, double x_square, 
   return (kth_score * (1 + alpha) - reach) / (1 - alpha) - std::abs(kth_score) * 1e-12;
 }
 
+/// Cosine less bias that a code must reach to be among the k best, given the k-th best score. The screening score is a
+/// product of the unit row with a code, divided by a root of the sum of its squares; the deciding one takes unit codes,
+/// rounded to float32.
+inline double limit_of_angle(double kth_score, int64_t dim, double bias_bound) {
+  const double error = 2 * chain_error(dim + 16, kFloatUnit) +
+                       (chain_error(dim + 16, kDoubleUnit) + 2 * kFloatUnit) * (1 + bias_bound) +
+                       kFloatTiny * static_cast<double>(dim + 16);
+  return kth_score - kReach * error;
+}
+
 }  // namespace torchvq::kernels

@@ -138,6 +138,7 @@ int64_t state_bytes(int64_t row_count) {
 #if defined(__AVX512F__)
 #include "kernels/cpu/nearest_code_amx-inl.h"
 #endif
+#include "kernels/cpu/nearest_code_few_rows-inl.h"
 #include "kernels/cpu/nearest_code_unpacked-inl.h"
 
 namespace torchvq::kernels {
@@ -149,86 +150,6 @@ void score(const float* rows, const float* panels, const float* half_norms, int6
     Tile tile;
     score_tile(rows, panels + panel * kPanel * depth, half_norms + panel * kPanel, depth, tile);
     store_tile(tile, panel, panel_count, scores);
-  }
-}
-
-/// Where the last vector of a row begins, and a mask of its lanes that no
-/// earlier vector has covered.
-struct Tail {
-  int64_t begin;
-  Ints mask;
-};
-
-Tail tail_of(int64_t dim) {
-  const int64_t whole = dim / kLanes * kLanes;
-  Tail tail = {dim < kLanes ? 0 : dim - kLanes, Ints{}};
-  for (int l = 0; l < kLanes; ++l) {
-    const int64_t d = tail.begin + l;
-    tail.mask[l] = d >= whole && d < dim ? -1 : 0;
-  }
-  return tail;
-}
-
-inline Floats squared_difference(Floats a, Floats b, Ints mask) {
-  const Floats difference = reinterpret_cast<Floats>(reinterpret_cast<Ints>(a - b) & mask);
-  return difference * difference;
-}
-
-constexpr int kTogether =
-    8;  // codes in flight: enough chains of dependent additions to fill the pipeline
-// Prefetch distance in floats. Each code of a tile is a stream of its own that is read once, so the
-// processor does not see that the codes are adjacent in memory.
-constexpr int kAhead = 2048;
-constexpr int kFloatsOfCacheLine = 16;
-
-template <int count>
-inline void score_codes(const float* row, Floats row_tail, const Tail& tail, int64_t dim,
-                        const float* codes, float* scores) {
-  Floats sum[count];
-#pragma GCC unroll 8
-  for (int j = 0; j < count; ++j) sum[j] = Floats{};
-  for (int64_t d = 0; d + kLanes <= dim; d += kLanes) {
-    const Floats value = load<Floats>(row + d);
-#pragma GCC unroll 8
-    for (int i = 0; i < count * kLanes; i += kFloatsOfCacheLine) {
-      __builtin_prefetch(codes + count * d + kAhead + i);
-    }
-#pragma GCC unroll 8
-    for (int j = 0; j < count; ++j) {
-      const Floats difference = load<Floats>(codes + j * dim + d) - value;
-      sum[j] += difference * difference;
-    }
-  }
-  if (dim % kLanes != 0) {
-#pragma GCC unroll 8
-    for (int j = 0; j < count; ++j) {
-      sum[j] += squared_difference(load<Floats>(codes + j * dim + tail.begin), row_tail, tail.mask);
-    }
-  }
-#pragma GCC unroll 8
-  for (int j = 0; j < count; ++j) scores[j] = -sum_lanes<float, kLanes>(sum[j]);
-}
-
-void score_row(const float* row, int64_t dim, const float* codebook, int64_t size, int64_t begin,
-               int64_t end, float* scores) {
-  const Tail tail = tail_of(dim);
-  float padded[kLanes] = {};
-  memcpy(padded, row + tail.begin,
-         sizeof(float) * static_cast<size_t>(dim < kLanes ? dim : kLanes));
-  const Floats row_tail = load<Floats>(padded);
-  // A vector load may read past a short code, but not past the codebook.
-  int64_t readable = dim < kLanes ? (size * dim - kLanes) / dim + 1 : size;
-  if (size * dim < kLanes) readable = 0;
-  const int64_t whole = end < readable ? end : readable;
-  int64_t k = begin;
-  for (; k + kTogether <= whole; k += kTogether) {
-    score_codes<kTogether>(row, row_tail, tail, dim, codebook + k * dim, scores + k);
-  }
-  for (; k < whole; ++k) score_codes<1>(row, row_tail, tail, dim, codebook + k * dim, scores + k);
-  for (; k < end; ++k) {
-    float code[kLanes] = {};
-    memcpy(code, codebook + k * dim, sizeof(float) * static_cast<size_t>(dim));
-    score_codes<1>(row, row_tail, tail, dim, code, scores + k);
   }
 }
 
@@ -267,10 +188,10 @@ NearestCodeScan TORCHVQ_LEVEL_NAME(nearest_code_scan)() {
   table.state_bytes = state_bytes;
   table.rivals = rivals;
   table.score = score;
-  table.score_row = score_row;
   table.largest = largest;
   table.at_least = places_reaching<Side::kAtLeast>;
   set_coarse(table);
+  set_few_rows(table);
   set_unpacked(table);
   return table;
 }

@@ -108,6 +108,12 @@ struct NearestCodeScan {
   /// For few rows, where packing would cost more than the scan.
   void (*score_row)(const float* row, int64_t dim, const float* codebook, int64_t size,
                     int64_t begin, int64_t end, float* scores);
+  /// inverse[k] = 1 / ||code k||, and scores[k] = <row, code k> inverse[k]. The first returns false if a norm is not
+  /// finite, or so small or large that float32 loses its square.
+  bool (*inverse_norms)(int64_t dim, const float* codebook, int64_t size, int64_t begin,
+                        int64_t end, float* inverse);
+  void (*angle_row)(const float* row, int64_t dim, const float* codebook, int64_t size,
+                    int64_t begin, int64_t end, const float* inverse, float* scores);
 
   /// For some hundred rows: scans a range of codes and keeps the best of each row in `state`, of
   /// state_bytes(panels * vectors). Positions are indices of codes.
