@@ -33,8 +33,10 @@ WATCHED, QUICK_STEPS = 20, 3
 DIMS = {"patches": images.PATCH**2, "embeddings": 384}
 # Ratio of a step's tokens to codes; codes by data; steps by ratio: as many as a row can run within seconds.
 CODES = {"patches": 1024, "embeddings": 512}
-STEPS = {0.25: 800, 1.0: 300, 8.0: 300}
+STEPS = {0.0625: 1600, 0.25: 800, 1.0: 300, 8.0: 300}
 RATIOS = (0.25, 1.0, 8.0)
+# So few tokens that a code in use waits many steps for one.
+FEWEST = 0.0625
 DECAYS = (0.8, 0.95, 0.99)
 THRESHOLDS: dict[str, Options] = {
     "no threshold": {},
@@ -69,14 +71,14 @@ def _flat() -> Iterator[Row]:
     for data, ratio, options in _recommended():
         row = _flat_row(data, ratio, options, "recommended")
         found.setdefault(row.name, row)
-    for data, ratio, options in [*_pairs(), *_shown()]:
+    for data, ratio, options in [*_pairs(), *_shown(), *_few()]:
         row = _flat_row(data, ratio, options, _name(options))
         found.setdefault(row.name, row)
     yield from found.values()
 
 
 def _recommended() -> Iterator[tuple[str, float, Options]]:
-    for ratio in RATIOS:
+    for ratio in (FEWEST, *RATIOS):
         for data in DIMS:
             codes = _codes(data, ratio)
             yield data, ratio, recommended(int(codes * ratio), codes)
@@ -98,6 +100,12 @@ def _shown() -> Iterator[tuple[str, float, Options]]:
             yield "patches", ratio, RECOMMENDED | dict(decay=decay)
         popular = THRESHOLDS["threshold 2"] | dict(kmeans_init=True, decay=0.8)
         yield "patches", ratio, popular
+
+
+def _few() -> Iterator[tuple[str, float, Options]]:
+    for data in DIMS:
+        for decay in DECAYS[:2]:
+            yield data, FEWEST, dict(kmeans_init=False, decay=decay)
 
 
 def _name(options: Options) -> str:

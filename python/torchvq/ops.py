@@ -107,9 +107,10 @@ def ema_update_(
     State is float32 or float64: ``cluster_size`` (H, K), ``embed_avg`` and ``embed`` (H, K, D); statistics are those
     of :func:`code_statistics`. ``weight`` scales ``1 - decay`` and broadcasts to (H, K). ``from_codebook`` starts from
     ``embed`` instead of ``embed_avg`` (after a step of an optimizer). ``finish=False`` leaves ``embed`` to
-    :func:`ema_finish_`. An unused code, without tokens here and with a size below ``min(1e-2, (1 - decay) / 2)``, moves
-    towards one of the codes with the most tokens by ``(1 - decay) * weight`` of the distance, one unused code to each.
-    A head without tokens does not change.
+    :func:`ema_finish_`. A faint code, without tokens here and with a size below ``min(1e-2, (1 - decay) / 2)``, keeps
+    its place. An unused one, faint and without a token for ``8 K / sum(cluster_size)`` steps, moves towards one of the
+    codes with the most tokens by ``(1 - decay) * weight`` of the distance, one unused code to each. A head without
+    tokens does not change.
     """
     torch.ops.torchvq.ema_update_(
         cluster_size,
@@ -138,8 +139,7 @@ def ema_finish_(
 ) -> None:
     """Recomputes ``embed`` from the averages, in place: Laplace smoothing, and unit norm for cosine.
 
-    Unused codes, of a size below ``min(1e-2, (1 - decay) / 2)``, move to codes with many tokens as in
-    :func:`ema_update_`.
+    Faint codes keep their place, and unused ones move to codes with many tokens as in :func:`ema_update_`.
     """
     torch.ops.torchvq.ema_finish_(
         embed, cluster_size, embed_avg, decay=decay, eps=eps, metric=metric

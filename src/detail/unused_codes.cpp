@@ -1,13 +1,26 @@
 #include "detail/unused_codes.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/pow.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/where.h>
 
 #include "detail/codebook_average.h"
 #include "detail/precision.h"
+#include "kernels/unused_below.h"
 
 namespace torchvq::detail {
+
+at::Tensor unused_codes(const at::Tensor& sizes, double decay) {
+  const auto total = order_free_totals(sizes.to(at::kDouble));
+  const auto wait = (kernels::kPatience * static_cast<double>(sizes.size(-1)) / total)
+                        .ceil_()
+                        .clamp_max_(kernels::kLongestWait);
+  const auto left = at::pow(decay, wait - 1).mul_((1 - decay) * ((1 + decay) / 2));
+  const auto limit = left.clamp_max_(kernels::faint_below(decay));
+  // Sizes are rounded, and lie half a step from the limit, so that its last bits do not matter.
+  return sizes.to(at::kDouble).lt(limit).logical_and_(total.gt(0));
+}
 
 at::Tensor draw_unused_codes(const at::Tensor& codes, const at::Tensor& sizes,
                              const at::Tensor& unused, const at::Tensor& step, bool unit) {

@@ -36,4 +36,8 @@ constexpr double power_of_two(int32_t exponent) {
   return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
 }
 
+/// Tokens with a larger element, which only float64 has, are left out of sums like infinite ones: their
+/// exponent is clamped, so that fewer than 2^25 of them would overflow a sum.
+constexpr double kLargestSummed = power_of_two(kMaxExponent + kHeadroomBits);
+
 }  // namespace torchvq::kernels

@@ -8,6 +8,7 @@ import pytest
 import torch
 from vector_quantize_pytorch import VectorQuantize
 
+import torchvq
 from support import any_path
 
 ops = torch.ops.torchvq
@@ -61,10 +62,11 @@ def expected_update(state, statistics, decay, eps, metric, weight=None, from_cod
             average[h][k] = [
                 a + w * (s - a) for a, s in zip(average[h][k], sums[h][k], strict=True)
             ]
-        limit = min(1e-2, (1 - decay) / 2)
-        unused = [k for k in range(CODES) if counts[h][k] == 0 and size[h][k] < limit]
+        faint = [k for k in range(CODES) if counts[h][k] == 0 and size[h][k] < faint_below(decay)]
+        limit = unused_below(decay, math.fsum(size[h]))
+        unused = [k for k in faint if size[h][k] < limit]
         for k, s in enumerate(smooth(size[h])):
-            if k not in unused:
+            if k not in faint:
                 embed[h][k] = as_code([a / s for a in average[h][k]], metric)
         used = sorted(set(range(CODES)) - set(unused), key=lambda k: (-size[h][k], k))
         for rank, k in enumerate(unused):
@@ -74,6 +76,17 @@ def expected_update(state, statistics, decay, eps, metric, weight=None, from_cod
                 [v + step * (t - v) for v, t in zip(embed[h][k], target, strict=True)], metric
             )
     return tuple(torch.tensor(t, dtype=torch.float64) for t in (size, average, embed))
+
+
+def faint_below(decay):
+    return min(1e-2, (1 - decay) / 2)
+
+
+def unused_below(decay, tokens, codes=CODES):
+    """Half way between what is left of one token after eight times the wait of an average code, and a step earlier."""
+    wait = math.ceil(8 * codes / tokens)
+    left = [(1 - decay) * decay**steps for steps in (wait - 1, wait)]
+    return min(faint_below(decay), sum(left) / 2)
 
 
 def as_code(row, metric):
@@ -181,6 +194,62 @@ def test_ema_update_draws_unused_codes_to_heavy_ones(ema, dtype, metric, weight,
     check(state, expected, dtype)
     if unused and weight is None:
         assert not torch.equal(state[2][:, unused], before[:, unused])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+def test_ema_update_draws_no_code_before_its_turn(ema, dtype, metric, generator):
+    """With few tokens a code in use waits long for one: what waits no longer than eight turns stays where it is."""
+    turns, decay = 8 * CODES, 0.8
+    for wait, moves in ((turns - 1, False), (turns, True)):
+        state, statistics = make_state(generator, dtype), make_statistics(generator, dtype, 1, 1)
+        state[0].zero_()[:, :1] = 1
+        state[0][:, 3] = (1 - decay) * decay ** (wait - 1)  # one step before
+        before = state[2].clone()
+        expected = expected_update(state, statistics, decay, 1e-5, metric)
+        ema[0](*state, *statistics, decay=decay, eps=1e-5, metric=metric)
+        check(state, expected, dtype)
+        assert torch.equal(state[2][:, 3], before[:, 3]) != moves
+        again = state[2].clone()
+        ema[1](state[2], state[0], state[1], decay=decay, eps=1e-5, metric=metric)
+        assert torch.equal(state[2][:, 3], again[:, 3]) != moves
+
+
+def test_ema_update_keeps_codes_that_take_turns(ema, generator):
+    """One token a step, which comes back to each code after as many steps as there are codes."""
+    codes = torch.randn(1, 32, DIM, generator=generator)
+    state = [torch.ones(1, 32), codes.clone(), codes.clone()]
+    for step in range(200):
+        x = codes[:, step % 32, None]
+        indices = torch.full((1, 1), step % 32)
+        ema[0](
+            *state,
+            *ops.code_statistics(x, indices, ops.code_exponents(state[2])),
+            decay=0.8,
+            eps=0.0,
+        )
+    torch.testing.assert_close(state[2], codes)
+
+
+@pytest.mark.parametrize(("tokens", "codes"), [(8, 128), (24, 64)])
+def test_a_few_tokens_a_step_learn_as_well_as_with_the_reference(tokens, codes):
+    """Oracle: the reference as a black box, from the same codes, on the same stream."""
+    generator = torch.Generator().manual_seed(0)
+    centres = 2 * torch.randn(200, 16, generator=generator)
+
+    def draw(count):
+        picks = torch.randint(0, 200, (count,), generator=generator)
+        return centres[picks] + 0.4 * torch.randn(count, 16, generator=generator)
+
+    modules = [cls(dim=16, codebook_size=codes) for cls in (torchvq.VectorQuantize, VectorQuantize)]
+    modules[1].load_state_dict(modules[0].state_dict(), strict=False)
+    for _ in range(300):
+        x = draw(tokens)[None]
+        for module in modules:
+            module(x)
+    x = draw(4096)
+    ours, theirs = (torch.cdist(x, m.codebook).min(-1).values.square().mean() for m in modules)
+    assert ours < theirs
 
 
 def test_ema_update_unused_codes_share_the_tokens_of_heavy_ones(ema, generator):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 METRICS = ["euclidean", "cosine"]
-# Dimensions below, at and above every length of a vector; codes that fill no block, the last ones shorter than a vector.
+# Dimensions around every length of a vector; codes that fill no block, the last ones shorter than a vector.
 SIZES = [
     (1, 1, 1),
     (1, 70, 3),
@@ -67,8 +67,10 @@ def test_bias_counts_for_few_rows(metric, generator):
     for values in (bias, bias * 1e-3, bias * 1e4, bias * 1e37):
         assert_nearest(x, codes, metric, values)
         assert_nearest(x, codes, metric, values, k=3)
-    excluded = torch.zeros(500).index_fill_(0, torch.tensor([3]), torch.inf)
-    assert_nearest(x, codes, metric, excluded)
+    for value in (torch.inf, -torch.inf, torch.nan):
+        excluded = torch.zeros(500).index_fill_(0, torch.tensor([3]), value)
+        assert_nearest(x, codes, metric, excluded)
+        assert_nearest(x, codes, metric, excluded, k=2)
 
 
 @pytest.mark.parametrize("metric", METRICS)

@@ -12,7 +12,7 @@ namespace torchvq::ops {
 /// Options of ema_finish_().
 struct EmaFinishOptions {
   /// Decay of the averages, in [0, 1]: unused codes move by 1 - decay of their distance. 1
-  /// recomputes every code from its averages, unused or not. Default: 0.8.
+  /// recomputes every code from its averages, faint or not. Default: 0.8.
   double decay = 0.8;
   /// Laplace smoothing of the cluster sizes, finite, >= 0. Default: 1e-5.
   double eps = 1e-5;
@@ -25,8 +25,8 @@ struct EmaFinishOptions {
 /// Formula      smoothed = (cluster_size + eps) / (total + K * eps) * total,
 ///              total = sum of cluster_size over the head;
 ///              embed = embed_avg / smoothed; cosine: embed /= ||embed||, a zero code stays zero.
-///              An unused code, cluster_size < min(1e-2, (1 - decay) / 2), moves to one of the
-///              codes with the most tokens instead, see ema_update_().
+///              A faint code keeps its place, and an unused one moves to one of the codes with the
+///              most tokens, see ema_update_().
 /// Paper        van den Oord et al. 2017, arXiv:1711.00937, appendix A.1
 ///
 /// @param embed         (H, K, D), float32 or float64; changed in place.

@@ -105,9 +105,7 @@ void score_row(const float* values, int64_t dim, const float* codebook, int64_t 
   const Row row(values, dim);
   over_codebook<kTogether>(
       codebook, size, dim, begin, end,
-      [&](const float* codes, int64_t k) {
-        negative_distances<kTogether>(row, codes, scores + k);
-      },
+      [&](const float* codes, int64_t k) { negative_distances<kTogether>(row, codes, scores + k); },
       [&](const float* code, int64_t k) { negative_distances<1>(row, code, scores + k); });
 }
 
@@ -117,8 +115,9 @@ inline void products(const Row& row, const float* codes, float* sums) {
   Floats sum[count];
 #pragma GCC unroll 8
   for (int j = 0; j < count; ++j) sum[j] = Floats{};
-  over_codes<count>(row, codes,
-                    [&](int j, Floats code, Floats value) { sum[j] += code * (squares ? code : value); });
+  over_codes<count>(row, codes, [&](int j, Floats code, Floats value) {
+    sum[j] += code * (squares ? code : value);
+  });
 #pragma GCC unroll 8
   for (int j = 0; j < count; ++j) sums[j] = sum_lanes<float, kLanes>(sum[j]);
 }

@@ -26,6 +26,8 @@ class FewRowsSearch {
         candidates_(static_cast<size_t>(task.size)) {}
 
   bool search(const ParallelFor& parallel_for, int64_t* indices) {
+    // A code whose bias is not finite ranks behind all others, whatever its score.
+    if (task_.bias && !all_finite(task_.bias, task_.size)) return false;
     const double bias_bound = largest_bias(task_);
     if (!(bias_bound < kLargeSquare) || !rows_usable()) return false;
     std::atomic<bool> usable{true};
@@ -82,9 +84,9 @@ class FewRowsSearch {
     const float* const scores = scores_.data() + row * task_.size;
     const double kth = kth_largest_.find(scan_, scores, task_.size, task_.k);
     if (!(std::abs(kth) < kLargeSquare)) return false;
-    const float limit = round_down(
-        task_.cosine ? limit_of_angle(kth, task_.dim, bias_bound)
-                     : limit_of_distance(kth, task_.dim, squares_[row], bias_bound));
+    const float limit =
+        round_down(task_.cosine ? limit_of_angle(kth, task_.dim, bias_bound)
+                                : limit_of_distance(kth, task_.dim, squares_[row], bias_bound));
     candidates_.resize(static_cast<size_t>(task_.size));
     candidates_.resize(
         static_cast<size_t>(scan_.at_least(scores, task_.size, limit, candidates_.data())));

@@ -11,15 +11,11 @@
 #include "kernels/cpu/parallel_for.h"
 #include "kernels/cpu/unit_codes.h"
 #include "kernels/root.h"
+#include "kernels/unused_below.h"
 
 namespace torchvq::kernels {
 
 constexpr int64_t kDrawnPerTask = 16384;  // elements
-
-/// A code is unused if the moving average of its tokens is below this. One token of weight 1 lifts
-/// it above, so a code used in this step is never unused; an average this small would be pulled to
-/// the origin by the smoothing.
-constexpr double unused_below(double decay) { return std::min(1e-2, (1 - decay) / 2); }
 
 /// Positions of at most `most` codes in use, heaviest first; ties by position.
 template <typename T>

@@ -25,7 +25,7 @@ __device__ void find_slots_of(const CodeStatisticsTask& task) {
       expect(index >= 0 && index < task.size, "code_statistics: indices are in [-1, codes)");
       slot = row / task.tokens * task.size + index;
       const double magnitude = largest_magnitude(x + row * task.dim, task.dim);
-      if (!isfinite(magnitude)) {
+      if (!(magnitude <= kLargestSummed)) {  // NaN, too
         slot = -1;
       } else if (lane_of_warp() == 0) {
         atomicMax(task.used + slot, exponent_of(magnitude) - kMinExponent);

@@ -6,6 +6,7 @@
 #include "kernels/cuda/code_totals-inl.h"
 #include "kernels/cuda/steps-inl.h"
 #include "kernels/fixed_point.h"
+#include "kernels/unused_below.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 namespace {
@@ -14,6 +15,25 @@ constexpr unsigned kRowThreads = 256;
 
 __device__ double weight_of(const EmaUpdateTask& task, int64_t slot) {
   return (task.weight ? task.weight[slot] : 1.0) * task.step;
+}
+
+/// Counts and marks the unused codes among the faint ones of a head; by a whole block, after all sizes and marks are
+/// written.
+template <typename T>
+__device__ void find_unused(const EmaUpdateTask& task, const T* sizes, int64_t head) {
+  int32_t* use = task.use + head * task.size;
+  const double total = total_of_block(sizes, task.size);
+  const double limit = unused_below(task.decay, total, task.size);
+  int unused_codes = 0;
+  for (int64_t k = threadIdx.x; k < task.size; k += kSizeThreads) {
+    if (use[k] != kFaint || !(static_cast<double>(sizes[k]) < limit)) continue;
+    use[k] = kUnused;
+    ++unused_codes;
+  }
+  unused_codes = of_block(unused_codes, [](int a, int b) { return a + b; });
+  if (threadIdx.x != 0) return;
+  task.totals[head] = total;
+  task.in_use[head] = static_cast<int32_t>(task.size) - unused_codes;
 }
 
 /// One block per head: sizes before and after the step, and unused codes.
@@ -34,7 +54,7 @@ __global__ void __launch_bounds__(kSizeThreads, 1) move_sizes(Tasks<EmaStep<T>> 
       continue;
     }
     const double total_before = total_of_block(sizes, task.size);
-    int unused_codes = 0;
+    const double faint = faint_below(task.decay);
     for (int64_t k = threadIdx.x; k < task.size; k += kSizeThreads) {
       const double size = sizes[k];
       task.before[first + k] = smoothed_size(size, task.eps, total_before, total_before + mass);
@@ -42,16 +62,10 @@ __global__ void __launch_bounds__(kSizeThreads, 1) move_sizes(Tasks<EmaStep<T>> 
       const T next =
           static_cast<T>(decayed(size, weight_of(task, first + k), static_cast<double>(count)));
       sizes[k] = next;
-      const bool unused = count == 0 && static_cast<double>(next) < task.unused_below;
-      task.unused[first + k] = unused;
-      unused_codes += unused;
+      task.use[first + k] = count == 0 && static_cast<double>(next) < faint ? kFaint : kInUse;
     }
-    unused_codes = of_block(unused_codes, [](int a, int b) { return a + b; });
     __syncthreads();  // all sizes are written
-    const double total = total_of_block(sizes, task.size);
-    if (threadIdx.x != 0) continue;
-    task.totals[head] = total;
-    task.in_use[head] = static_cast<int32_t>(task.size) - unused_codes;
+    find_unused(task, sizes, head);
   }
 }
 
@@ -60,10 +74,10 @@ __global__ void __launch_bounds__(kSizeThreads, 1) move_sizes(Tasks<EmaStep<T>> 
 template <typename T>
 __device__ void find_place(const EmaUpdateTask& task, const T* sizes, int64_t head, int64_t k) {
   const int64_t first = head * task.size;
-  const bool unused = task.unused[first + k] != 0;
+  const bool unused = task.use[first + k] == kUnused;
   int before = 0;
   for (int64_t other = lane_of_warp(); other < task.size; other += kWarp) {
-    if ((task.unused[first + other] != 0) != unused) continue;
+    if ((task.use[first + other] == kUnused) != unused) continue;
     const bool heavier = sizes[other] > sizes[k] || (sizes[other] == sizes[k] && other < k);
     before += unused ? other < k : heavier;
   }
@@ -108,7 +122,7 @@ __global__ void __launch_bounds__(kRowThreads, 2) move_rows(Tasks<EmaStep<T>> st
     const double mass = total + static_cast<double>(task.size) * task.eps;
     const double after =
         smoothed_size(static_cast<double>(state.cluster_size[slot]), task.eps, total, mass);
-    const bool finish = task.finish && task.unused[slot] == 0 && after > 0;
+    const bool finish = task.finish && task.use[slot] == kInUse && after > 0;
     const bool has_tokens = task.counts[slot] != 0;
     for (int64_t d = lane_of_warp(); d < task.dim; d += kWarp) {
       const int64_t at = slot * task.dim + d;
@@ -156,17 +170,11 @@ __global__ void __launch_bounds__(kSizeThreads, 1) look_at_sizes(EmaStep<T> task
   const T* cluster_size = task.state.cluster_size;
   for (int64_t head = blockIdx.x; head < task.heads; head += gridDim.x) {
     const int64_t first = head * task.size;
-    int unused_codes = 0;
-    for (int64_t k = threadIdx.x; k < task.size; k += kSizeThreads) {
-      const bool unused = static_cast<double>(cluster_size[first + k]) < task.unused_below;
-      task.unused[first + k] = unused;
-      unused_codes += unused;
-    }
-    unused_codes = of_block(unused_codes, [](int a, int b) { return a + b; });
-    const double total = total_of_block(cluster_size + first, task.size);
-    if (threadIdx.x != 0) continue;
-    task.totals[head] = total;
-    task.in_use[head] = static_cast<int32_t>(task.size) - unused_codes;
+    const double faint = faint_below(task.decay);
+    for (int64_t k = threadIdx.x; k < task.size; k += kSizeThreads)
+      task.use[first + k] = static_cast<double>(cluster_size[first + k]) < faint ? kFaint : kInUse;
+    __syncthreads();  // all marks are written
+    find_unused(task, cluster_size + first, head);
   }
 }
 
@@ -180,7 +188,7 @@ __global__ void __launch_bounds__(kRowThreads, 2) finish_rows(EmaStep<T> task) {
     const double mass = total + static_cast<double>(task.size) * task.eps;
     const double size =
         smoothed_size(static_cast<double>(state.cluster_size[slot]), task.eps, total, mass);
-    if (task.unused[slot] == 0 && size > 0) {
+    if (task.use[slot] == kInUse && size > 0) {
       for (int64_t d = lane_of_warp(); d < task.dim; d += kWarp) {
         const int64_t at = slot * task.dim + d;
         state.embed[at] = narrowed<T>(static_cast<double>(state.embed_avg[at]) / size);

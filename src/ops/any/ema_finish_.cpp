@@ -8,7 +8,7 @@
 #include "detail/codebook_average.h"
 #include "detail/codebook_state.h"
 #include "detail/unused_codes.h"
-#include "kernels/cpu/unused_codes.h"
+#include "kernels/unused_below.h"
 
 namespace torchvq {
 namespace {
@@ -16,13 +16,12 @@ namespace {
 void ema_finish_(at::Tensor& embed, const at::Tensor& cluster_size, const at::Tensor& embed_avg,
                  double decay, double eps, std::string_view metric) {
   const bool unit = detail::check_ema_finish_(embed, cluster_size, embed_avg, decay, eps, metric);
-  const auto unused = cluster_size.lt(kernels::unused_below(decay));
+  const auto faint = cluster_size.lt(kernels::faint_below(decay));
   const auto codes = detail::codes_from_averages(
-      embed, embed_avg, detail::smoothed_sizes(cluster_size, eps), unused, unit);
-  const auto known = detail::order_free_totals(cluster_size.to(at::kDouble)).gt(0);
+      embed, embed_avg, detail::smoothed_sizes(cluster_size, eps), faint, unit);
+  const auto unused = detail::unused_codes(cluster_size, decay);
   const auto step = at::full_like(cluster_size, 1 - decay, at::kDouble);
-  embed.copy_(
-      detail::draw_unused_codes(codes, cluster_size, unused.logical_and(known), step, unit));
+  embed.copy_(detail::draw_unused_codes(codes, cluster_size, unused, step, unit));
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 #include "detail/fixed_point.h"
 #include "detail/precision.h"
 #include "detail/unused_codes.h"
-#include "kernels/cpu/unused_codes.h"
+#include "kernels/unused_below.h"
 
 namespace torchvq {
 namespace {
@@ -47,13 +47,12 @@ void ema_update_(at::Tensor& cluster_size, at::Tensor& embed_avg, at::Tensor& em
   const auto average = decayed(start, step.unsqueeze(-1), sum).clamp(-most, most);
   auto codes = embed;
   if (finish) {
-    const auto unused = counts.eq(0).logical_and(size.lt(kernels::unused_below(decay)));
+    const auto without = counts.eq(0).logical_and_(idle.logical_not());
+    const auto faint = counts.eq(0).logical_and(size.lt(kernels::faint_below(decay)));
     codes = detail::codes_from_averages(embed, average, detail::smoothed_sizes(size, eps),
-                                        unused.logical_or(idle), unit);
-    const auto known =
-        detail::order_free_totals(size.to(at::kDouble)).gt(0).logical_and(idle.logical_not());
-    codes =
-        detail::draw_unused_codes(codes, size, unused.logical_and(known), step.clamp(0, 1), unit);
+                                        faint.logical_or(idle), unit);
+    const auto unused = without.logical_and_(detail::unused_codes(size, decay));
+    codes = detail::draw_unused_codes(codes, size, unused, step.clamp(0, 1), unit);
   }
   embed.copy_(codes);
   embed_avg.copy_(at::where(idle.unsqueeze(-1), embed_avg, average));

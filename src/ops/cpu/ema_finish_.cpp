@@ -23,20 +23,21 @@ void finish(const at::Tensor& cluster_size, const at::Tensor& embed_avg, double 
   for (int64_t head = 0; head < embed.size(0); ++head) {
     const double total = kernels::order_free_total(sizes + head * size, size);
     const double mass = total + static_cast<double>(size) * eps;
-    const double limit = kernels::unused_below(decay);
-    std::vector<bool> unused(size);
-    for (int64_t k = 0; k < size; ++k)
-      unused[k] = static_cast<double>(sizes[head * size + k]) < limit;
+    const double faint = kernels::faint_below(decay);
     at::parallel_for(
         head * size, (head + 1) * size, std::max<int64_t>(1, 16384 / dim),
         [&](int64_t begin, int64_t end) {
           for (int64_t slot = begin; slot < end; ++slot) {
             const double smoothed = kernels::smoothed_size(sizes[slot], eps, total, mass);
-            if (!unused[slot - head * size] && smoothed > 0)
+            if (static_cast<double>(sizes[slot]) >= faint && smoothed > 0)
               kernels::write_code(averages + slot * dim, smoothed, unit, dim, codes + slot * dim);
           }
         });
     if (!(total > 0)) continue;
+    const double limit = kernels::unused_below(decay, total, size);
+    std::vector<bool> unused(size);
+    for (int64_t k = 0; k < size; ++k)
+      unused[k] = static_cast<double>(sizes[head * size + k]) < limit;
     const auto step = [&](int64_t) { return 1 - decay; };
     kernels::draw_unused_codes(sizes + head * size, unused, step, unit, dim, detail::in_parallel,
                                codes + head * size * dim);

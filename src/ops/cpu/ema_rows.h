@@ -27,7 +27,7 @@ struct EmaUpdate {
   int64_t size;
   int64_t dim;
   double eps;
-  double unused_below;
+  double decay;
   bool unit;
   bool from_codebook;
   bool finish;
@@ -82,7 +82,8 @@ void update_head(const EmaUpdate& update, const Sums& sums, int64_t head, T* clu
   const double total_before =
       update.from_codebook ? kernels::order_free_total(cluster_size + first, update.size) : 0.0;
   std::vector<double> before(update.from_codebook ? update.size : 0);
-  std::vector<bool> unused(update.size);
+  const double faint_below = kernels::faint_below(update.decay);
+  std::vector<bool> faint(update.size);
   for (int64_t slot = first; slot < last; ++slot) {
     if (update.from_codebook) {
       before[slot - first] =
@@ -90,8 +91,8 @@ void update_head(const EmaUpdate& update, const Sums& sums, int64_t head, T* clu
     }
     cluster_size[slot] = static_cast<T>(kernels::decayed(cluster_size[slot], update.weights[slot],
                                                          static_cast<double>(update.counts[slot])));
-    unused[slot - first] =
-        update.counts[slot] == 0 && static_cast<double>(cluster_size[slot]) < update.unused_below;
+    faint[slot - first] =
+        update.counts[slot] == 0 && static_cast<double>(cluster_size[slot]) < faint_below;
   }
   const double total = kernels::order_free_total(cluster_size + first, update.size);
   const auto rows = kernels::code_rows_kernel(kernels::cpu_level());
@@ -103,7 +104,7 @@ void update_head(const EmaUpdate& update, const Sums& sums, int64_t head, T* clu
         for (int64_t slot = begin; slot < end; ++slot) {
           const double after =
               kernels::smoothed_size(cluster_size[slot], update.eps, total, total + mass);
-          const bool finish = update.finish && !unused[slot - first] && after > 0;
+          const bool finish = update.finish && !faint[slot - first] && after > 0;
           const double weight = update.weights[slot];
           T* const average = embed_avg + slot * update.dim;
           T* const code = embed + slot * update.dim;
@@ -129,6 +130,10 @@ void update_head(const EmaUpdate& update, const Sums& sums, int64_t head, T* clu
         unit_codes.finish();
       });
   if (!update.finish || !(total > 0)) return;
+  const double unused_below = kernels::unused_below(update.decay, total, update.size);
+  std::vector<bool> unused(update.size);
+  for (int64_t k = 0; k < update.size; ++k)
+    unused[k] = faint[k] && static_cast<double>(cluster_size[first + k]) < unused_below;
   const auto step = [&](int64_t k) { return std::clamp(update.weights[first + k], 0.0, 1.0); };
   kernels::draw_unused_codes(cluster_size + first, unused, step, update.unit, update.dim,
                              in_parallel, embed + first * update.dim);

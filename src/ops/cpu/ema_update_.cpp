@@ -59,9 +59,15 @@ void ema_update_(at::Tensor& cluster_size, at::Tensor& embed_avg, at::Tensor& em
   const auto* words = s.const_data_ptr<int64_t>();
   const SumMatrix matrix{words, s.size(0) == 2 ? words + embed.numel() : nullptr,
                          e.const_data_ptr<int32_t>(), embed.size(2)};
-  const detail::EmaUpdate update{
-      c.const_data_ptr<int64_t>(),  weights.data(), embed.size(1), embed.size(2), eps,
-      kernels::unused_below(decay), unit,           from_codebook, finish};
+  const detail::EmaUpdate update{c.const_data_ptr<int64_t>(),
+                                 weights.data(),
+                                 embed.size(1),
+                                 embed.size(2),
+                                 eps,
+                                 decay,
+                                 unit,
+                                 from_codebook,
+                                 finish};
   if (embed.scalar_type() == at::kDouble) {
     detail::update_heads<double>(update, matrix, cluster_size, embed_avg, embed);
   } else {

@@ -110,7 +110,7 @@ void update(Codebook& codebook, const Rules& rules, at::Tensor& counts) {
                                codebook.embed.size(1),
                                dim,
                                rules.eps,
-                               kernels::unused_below(rules.decay),
+                               rules.decay,
                                rules.unit,
                                rules.from_codebook,
                                rules.finish};

@@ -3,7 +3,6 @@
 
 #include <ATen/ops/empty.h>
 
-#include "kernels/cpu/unused_codes.h"
 #include "kernels/cuda/ema_update.h"
 #include "ops/cuda/kernel.h"
 
@@ -38,11 +37,11 @@ void cuda_ema_finish_(at::Tensor& embed, const at::Tensor& cluster_size,
   const auto places = at::empty({2 * heads * size + heads}, embed.options().dtype(at::kInt));
   cuda_finish::EmaUpdateTask task;
   task.heads = heads, task.size = size, task.dim = embed.size(2);
-  task.step = 1.0 - decay, task.eps = eps, task.unused_below = kernels::unused_below(decay);
+  task.decay = decay, task.step = 1.0 - decay, task.eps = eps;
   task.unit = unit;
   task.totals = totals.mutable_data_ptr<double>();
-  task.unused = places.mutable_data_ptr<int32_t>();
-  task.heaviest = task.unused + heads * size;
+  task.use = places.mutable_data_ptr<int32_t>();
+  task.heaviest = task.use + heads * size;
   task.in_use = task.heaviest + heads * size;
   if (embed.scalar_type() == at::kDouble) {
     cuda_finish_codes<double>(task, embed, cluster_size, embed_avg, device);

@@ -8,7 +8,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
-#include "kernels/cpu/unused_codes.h"
 #include "kernels/cuda/code_exponents.h"
 #include "kernels/cuda/code_statistics.h"
 #include "kernels/cuda/ema_update.h"
@@ -100,13 +99,12 @@ class EmaCodebook {
     if (weight.defined()) step.weight = weight.const_data_ptr<double>();
     step.two_words = found.sums.size(0) == 2;
     step.heads = heads, step.size = size, step.dim = own_[2].size(2);
-    step.step = 1.0 - rules.decay, step.eps = rules.eps;
-    step.unused_below = kernels::unused_below(rules.decay);
+    step.decay = rules.decay, step.step = 1.0 - rules.decay, step.eps = rules.eps;
     step.unit = rules.unit, step.from_codebook = rules.from_codebook, step.finish = rules.finish;
     step.before = doubles_.mutable_data_ptr<double>();
     step.totals = step.before + heads * size;
-    step.unused = places_.mutable_data_ptr<int32_t>();
-    step.heaviest = step.unused + heads * size;
+    step.use = places_.mutable_data_ptr<int32_t>();
+    step.heaviest = step.use + heads * size;
     step.in_use = step.heaviest + heads * size;
     step.state = {own_[0].mutable_data_ptr<T>(), own_[1].mutable_data_ptr<T>(),
                   own_[2].mutable_data_ptr<T>()};

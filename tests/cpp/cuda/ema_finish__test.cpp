@@ -75,6 +75,16 @@ TEST(CudaEmaFinish, UnusedCodesAreDrawnToHeavyOnes) {
   }
 }
 
+TEST(CudaEmaFinish, FaintCodesThatAreInUse) {
+  at::manual_seed(5);
+  for (const auto metric : {"euclidean", "cosine"}) {
+    State state(2, 50, 8);
+    // What is left of one token after up to 400 steps, of which a code may wait some 200.
+    state.cluster_size = at::pow(0.9, at::randint(0, 400, {2, 50})).to(at::kFloat);
+    state.expect_cpu_codes({.decay = 0.9, .eps = 1e-5, .metric = metric});
+  }
+}
+
 TEST(CudaEmaFinish, ExtremesOfTheState) {
   at::manual_seed(3);
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
