@@ -68,15 +68,18 @@ void run_decode(const DecodeArguments& arguments) {
   const auto columns = codec->columns(), dim = codec->dim();
   const auto shape = decoded_shape(codes, *codec, arguments);
   io::NpyWriter writer(arguments.output, at::kFloat, shape);
-  const auto row_vectors = codes.row_length() / columns;
+  const auto vectors = codes.rows() * codes.row_length() / columns;
+  // With one codebook a row is a clip of any length, which the budget may not hold: (1, N).
+  const bool flat = columns == 1 && !codes.array().fortran_order();
+  const auto row_vectors = flat ? 1 : codes.row_length() / columns;
   const auto block_rows = choose_block_rows(row_bytes_of(row_vectors, dim), arguments.memory);
-  Progress progress("decode", codes.rows() * row_vectors, arguments.common.quiet);
-  const auto rows = row_vectors == 0 ? 0 : codes.rows();
+  Progress progress("decode", vectors, arguments.common.quiet);
+  const auto rows = row_vectors == 0 ? 0 : vectors / row_vectors;
   for (int64_t first = 0; first < rows; first += block_rows) {
     const auto count = std::min(block_rows, rows - first);
-    const auto block = codes.read(first, count).view({count * row_vectors, columns});
-    check_codes(arguments.codes, block, first * codes.row_length(), *codec);
-    writer.append(codec->decode(block));
+    const auto block = flat ? codes.read_flat(first, count) : codes.read(first, count);
+    check_codes(arguments.codes, block, first * row_vectors * columns, *codec);
+    writer.append(codec->decode(block.view({count * row_vectors, columns})));
     progress.update((first + count) * row_vectors);
   }
   writer.finish();
@@ -85,7 +88,7 @@ void run_decode(const DecodeArguments& arguments) {
   Report report("decode");
   report.add("input", "", arguments.codes);
   report.add("output", "wrote", arguments.output);
-  report.add("vectors", "vectors", codes.rows() * row_vectors);
+  report.add("vectors", "vectors", vectors);
   report.add("shape", "", shape);
   report.add("dim", "dim", dim);
   report.print(arguments.common);

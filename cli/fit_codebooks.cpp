@@ -155,6 +155,8 @@ class FitCodebooks : public FitMethod {
 
 std::unique_ptr<FitMethod> fit_codebooks(const FitOptions& options) {
   TORCH_CHECK_VALUE(options.codebook_size >= 1, "--codebook-size is required");
+  TORCH_CHECK_VALUE(options.refine > 0 || options.refine_noise == 0,
+                    "--refine-noise: expected 0 without --refine, but got ", options.refine_noise);
   return std::make_unique<FitCodebooks>(stack_options(options));
 }
 

@@ -1,7 +1,10 @@
 // torchvq inspect: the content of a file.
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/isfinite.h>
 #include <torchvq/io/array_source.h>
 #include <torchvq/io/codec.h>
+#include <torchvq/io/npy.h>
 #include <torchvq/io/projected_codec.h>
 #include <torchvq/io/safetensors.h>
 #include <torchvq/io/scalar_codec.h>
@@ -45,11 +48,11 @@ std::string describe(at::ScalarType dtype, const std::vector<int64_t>& shape) {
 }
 
 void inspect_array(const std::string& path, Report& report) {
-  const io::ArraySource array(path);
+  const auto array = io::load_npy_header(path);
   report.add("kind", "kind", "array");
-  report.add("dtype", "dtype", dtype_name(array.dtype()));
-  report.add("shape", "shape", array.shape());
-  report.add("fortran_order", "Fortran order", array.fortran_order());
+  report.add("dtype", "dtype", dtype_name(array.dtype));
+  report.add("shape", "shape", array.shape);
+  report.add("fortran_order", "Fortran order", array.fortran_order);
 }
 
 void inspect_tensors(const io::SafetensorsFile& file, Report& report) {
@@ -76,6 +79,10 @@ void add_norms(const fit::CodebookStack& stack, Report& report) {
   report.add("largest_norm", "largest norm", largest);
 }
 
+bool are_counts(const at::Tensor& counts) {
+  return at::isfinite(counts).logical_and_(counts.ge(0)).all().item<bool>();
+}
+
 void inspect_codec(const std::string& path, const io::SafetensorsFile& file, Report& report) {
   const auto codec = io::load_codec_stack(path);
   const auto stack = stack_of(codec);
@@ -89,7 +96,12 @@ void inspect_codec(const std::string& path, const io::SafetensorsFile& file, Rep
   for (const auto& group : codec.groups) {
     for (const auto& level : group) counts.push_back(level.cluster_size);
   }
-  add_usage(report, stack, counts);
+  // A state from Python may hold others. The other commands read codes alone, so it is a codec.
+  if (std::ranges::all_of(counts, are_counts)) {
+    add_usage(report, stack, counts);
+  } else {
+    report.add_line("usage", "unknown (a count in the file is negative or not finite)");
+  }
   report.add("metadata", "", file.metadata());
 }
 

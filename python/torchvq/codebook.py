@@ -164,7 +164,7 @@ class Codebook(
         cooldown = torch.zeros(num_codebooks, codebook_size, dtype=torch.long)
         self.register_buffer("cooldown", cooldown)
         self.register_buffer("rng", fresh_rng())
-        # Codes that the last training forward replaced; for ``stats``, not part of checkpoints.
+        # Codes that the last step that learns replaced; for ``stats``, not part of checkpoints.
         replaced = torch.zeros(num_codebooks, dtype=torch.long)
         self.register_buffer("replaced", replaced, persistent=False)
         self.vq_bridge = vq_bridge

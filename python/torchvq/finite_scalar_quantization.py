@@ -380,10 +380,7 @@ class FSQ(RandomState):
 
     @property
     def _code_dtype(self) -> torch.dtype:
-        # Stacks ask once a level, and a walk over all modules takes longer than the decoding of few tokens.
-        state = self._buffers.values()
-        wide = any(own is not None and own.dtype == torch.float64 for own in state)
-        return torch.float64 if wide else decoding_dtype(self.project_in, self.project_out)
+        return decoding_dtype(self.project_in, self.project_out, state=self._buffers.values())
 
     @property
     def implicit_codebook(self) -> Tensor:

@@ -43,7 +43,7 @@ class GroupedResidualFSQ(GroupedStack[ResidualFSQ]):
 
         Returns:
             ``(quantized, indices)``, named: indices (G, B, *, Q). With ``return_all_codes`` also a tuple of the codes
-            (Q, B, *, D) of each group. All groups drop the same levels.
+            (Q, B, *, D) of each group. All groups in training drop the same levels.
         """
         quantized, results = self.run(
             x,

@@ -40,8 +40,8 @@ class GroupedResidualLFQ(GroupedStack[ResidualLFQ]):
 
         Returns:
             ``(quantized, indices, loss)``, named: indices (G, B, *, Q), loss (G, Q). With ``return_all_codes`` also a
-            tuple of the codes (Q, B, *, D) of each group. All groups drop the same levels, and ranks share the
-            entropies of all groups in one all-reduce.
+            tuple of the codes (Q, B, *, D) of each group. All groups in training drop the same levels,
+            and ranks share the entropies of all groups in one all-reduce.
         """
         quantized, results = self.run(
             x, mask=mask, return_all_codes=return_all_codes, seed=rand_quantize_dropout_fixed_seed

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from torchvq._base import joined as _joined
 from torchvq._codebook.stats import CodebookStats, read_stats
-from torchvq._residual.calls import siblings_of, targets_of
+from torchvq._residual.calls import check_codes, siblings_of, targets_of
+from torchvq._residual.dropout import drops_levels
 from torchvq._residual.grouped_stack import Groups
 from torchvq._residual.results import finish
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
@@ -65,7 +66,7 @@ class GroupedResidualVQ(Groups[ResidualVQ]):
         Returns:
             ``(quantized, indices, loss)``, named: indices (G, B, N, Q), loss (G, Q). With ``return_all_codes`` also
             a tuple of the codes (Q, B, N, D) of each group; with ``indices`` only quantized and loss (G,). All
-            groups drop the same levels.
+            groups in training drop the same levels.
 
         Raises:
             ValueError: wrong shapes or conflicting arguments. TypeError: wrong dtypes. IndexError: a target out of
@@ -78,6 +79,8 @@ class GroupedResidualVQ(Groups[ResidualVQ]):
             for rvq, part, target in zip(self.stacks, parts, targets, strict=True):
                 # All groups before the first one learns.
                 targets_of(rvq, part, target, sample_codebook_temp)
+        for rvq in self.stacks:
+            check_codes(rvq, freeze_codebook)
         siblings = siblings_of(self.stacks)
         depth = None
         started = []
@@ -96,7 +99,8 @@ class GroupedResidualVQ(Groups[ResidualVQ]):
                     depth=depth,
                     siblings=siblings,
                 )
-                depth = own.request.depth
+                if drops_levels(rvq):
+                    depth = own.request.depth
                 started.append(own)
             results = finish(started)
         quantized, *others = zip(*results, strict=True)

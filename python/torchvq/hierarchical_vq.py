@@ -18,7 +18,7 @@ from torchvq._base.ranks import group_of, ranks_of
 from torchvq._base.wide_buffers import WideBuffers, widened
 from torchvq._codebook.learning import synced_level
 from torchvq._codebook.messages import agree_in_stack
-from torchvq._codebook.stats import CodebookStats, stats_of
+from torchvq._codebook.stats import CodebookStats, fit_to_codes, stats_of
 from torchvq._codebook.undo import undo_of
 from torchvq._hierarchical import calls as _calls
 from torchvq._hierarchical import scales as _scales
@@ -241,6 +241,8 @@ class HierarchicalVQ(WideBuffers):
         layout = self._layout
         token_mask = layout.token_mask(x, mask, lens)
         targets = _scales.targets_of(self, x, indices, sample_codebook_temp)
+        if self.training:
+            self._fit_to_codes()
         with ExitStack() as steps:
             if self.training and is_checkpointed():
                 for codebook in self._codebooks():
@@ -370,9 +372,12 @@ class HierarchicalVQ(WideBuffers):
             return [cast(VectorQuantize, self.vq)] * self.num_levels
         return contained(self, "vqs")
 
+    def _quantizers(self) -> list[VectorQuantize]:
+        """The quantizers of all scales, each once."""
+        return self.levels[:1] if self.shared_codebook else self.levels
+
     def _codebooks(self) -> list[Codebook]:
-        levels = self.levels[:1] if self.shared_codebook else self.levels
-        return [level._codebook for level in levels]
+        return [level._codebook for level in self._quantizers()]
 
     def get_vq(self, level_index: int) -> VectorQuantize:
         """The quantizer of a scale."""
@@ -458,6 +463,15 @@ class HierarchicalVQ(WideBuffers):
         self.register_buffer(
             "scale_counts", counts.new_zeros(self.num_levels, *counts.shape), persistent=False
         )
+
+    def _fit_to_codes(self) -> None:
+        """``fit_to_codes`` for all scales, and for their counts of a codebook that they share."""
+        quantizers = self._quantizers()
+        for level in quantizers:
+            fit_to_codes(level)
+        counts = quantizers[0].step_counts
+        if self.shared_codebook and self.scale_counts.shape[1:] != counts.shape:
+            self._keep_counts()
 
     def counts_of_scales(self) -> list[Tensor]:
         """Tokens of each code in the last training forward of this rank, (1, K) for each scale."""

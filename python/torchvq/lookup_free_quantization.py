@@ -393,7 +393,7 @@ class LFQ(OwnHandle, RandomState):
             per_codebook = indices
         else:
             per_codebook = indices.unsqueeze(-1)
-        dtype = decoding_dtype(self.project_in, self.project_out)
+        dtype = decoding_dtype(self.project_in, self.project_out, state=self._buffers.values())
         codes = _ops.sign_decode(
             per_codebook, self.codebook_dim, scale=self.code_value, dtype=dtype
         )

@@ -11,6 +11,7 @@ from torchvq._base.layout import Layout, layout_by_options
 from torchvq._base.options import check_options, keep_values, take_out
 from torchvq._base.projection import project
 from torchvq._base.wide_buffers import WideBuffers, wide_default, widened
+from torchvq._codebook.request import check_targets
 from torchvq._codebook.search import stored_codes
 from torchvq.vector_quantize import VectorQuantize
 
@@ -159,6 +160,8 @@ class RandomProjectionQuantizer(WideBuffers):
         """
         layout = self._layout
         layout.check_input(x)
+        if indices is not None and not torch.compiler.is_compiling():
+            check_targets(indices, x, layout, self.vq._codebook.checked_embed().shape[1])
         token_mask = layout.token_mask(x, mask, None)
         tokens = layout.pack(x, token_mask)
         head_mask = None if token_mask is None else layout.split_mask(token_mask)

@@ -12,6 +12,7 @@ from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, take_out
 from torchvq._base.projection import decoding_dtype
 from torchvq._base.ranks import ranks_of
+from torchvq._residual.calls import shared_ranks
 from torchvq._residual.engine import in_use, only_if, stack_levels
 from torchvq._residual.stack import LevelResult, ResidualStack, StackResult
 from torchvq._scalar import lookup_free as _lookup_free
@@ -208,7 +209,7 @@ class ResidualLFQ(ResidualStack):
         return cast(Tensor, _ops.straight_through(self.quantizers[0].activation(inputs), total))
 
     def handshake(self, inputs: Tensor) -> None:
-        ranks = ranks_of(self.quantizers[0], "ResidualLFQ")
+        ranks = shared_ranks(self.quantizers, "ResidualLFQ")
         rng = self._buffers.get("rng")
         _lookup_free.handshake(self.quantizers, rng, ranks, inputs, self.signature)
 
@@ -217,8 +218,10 @@ class ResidualLFQ(ResidualStack):
         losses = []
         for index, (found, own) in enumerate(zip(result.details, totals, strict=True)):
             level, loss = self.quantizers[index], found.loss
-            if level.training and (own is not None or self.gradient == "summed"):
-                loss = _lookup_free.loss(level, found.signs, own)
+            # A level that learns by itself has no part in the totals of the others.
+            shared = None if ranks_of(level, "ResidualLFQ").alone else own
+            if level.training and (shared is not None or self.gradient == "summed"):
+                loss = _lookup_free.loss(level, found.signs, shared)
             losses.append(only_if(in_use(result.depth, index), loss))
         return stack_levels(losses, self.num_quantizers)
 
@@ -228,7 +231,7 @@ class ResidualLFQ(ResidualStack):
             indices,
             level.codebook_dim,
             scale=level.code_value,
-            dtype=decoding_dtype(self.project_in, self.project_out),
+            dtype=decoding_dtype(self.project_in, self.project_out, state=level._buffers.values()),
         )
         if level.orthogonal_rotation:
             codes = _ops.rotate_features(codes, level.orthogonal_rot, inverse=True)
@@ -237,7 +240,8 @@ class ResidualLFQ(ResidualStack):
 
 def losses_of(stacks: Sequence[ResidualLFQ], results: Sequence[StackResult]) -> list[Tensor]:
     """The losses (Q,) of each stack; ranks share the entropies of all levels of all stacks in one all-reduce."""
-    ranks = ranks_of(stacks[0].quantizers[0], "ResidualLFQ")
+    levels = (level for stack in stacks for level in stack.quantizers)
+    ranks = shared_ranks(levels, "ResidualLFQ")
     pending = [
         Pending(stack.quantizers, [found.signs for found in result.details], result.step)
         for stack, result in zip(stacks, results, strict=True)

@@ -10,6 +10,7 @@ from torchvq._base.compat import vqp_compat_of
 from torchvq._base.contained import contained
 from torchvq._base.options import check_options
 from torchvq._base.replaced import is_replaced, methods_of
+from torchvq._residual.calls import shared_ranks
 from torchvq._residual.engine import in_use, only_if, stack_levels
 from torchvq._residual.stack import LevelResult, ResidualStack, StackResult, sum_of_levels
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
@@ -220,7 +221,9 @@ class ResidualSimVQ(ResidualStack):
         return output.view_as(inputs)
 
     def handshake(self, inputs: Tensor) -> None:
-        handshake(self.quantizers, self._buffers.get("rng"), "ResidualSimVQ", self.signature)
+        ranks = shared_ranks(self.quantizers, "ResidualSimVQ")
+        rng = self._buffers.get("rng")
+        handshake(self.quantizers, ranks, rng, "ResidualSimVQ", self.signature)
 
     def get_codes_from_indices(self, indices: Tensor) -> Tensor:
         """Codes (Q, B, *, dim), with ``channel_first`` (Q, B, dim, *), of indices (B, *, q), or (B, *, heads, q).

@@ -25,7 +25,7 @@ from torchvq._codebook.stats import CodebookStats, draws_frozen, fit_to_codes, r
 from torchvq._codebook.undo import undo_of
 from torchvq._residual.calls import Siblings, agree, beam_of, sees_padding, targets_of
 from torchvq._residual.decode import decode_levels, decode_sum
-from torchvq._residual.dropout import drawn_depth, seeded_depth
+from torchvq._residual.dropout import drawn_depth, drops_levels, seeded_depth
 from torchvq._residual.engine import stack_levels
 from torchvq._residual.evaluation import can_encode_at_once, encode_at_once
 from torchvq._residual.implicit_codebook import MLP
@@ -281,7 +281,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
 
         Args:
             steps: open until the end of the step.
-            depth: number of levels to use; drawn if None.
+            depth: number of levels to use if this forward drops some; drawn if None.
             siblings: the stacks that learn in the same step, if there are others.
         """
         layout = self.layout
@@ -405,16 +405,17 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         depth: int | Tensor | None,
     ) -> int | Tensor:
         """The number of levels that this forward uses. Ranks agree before it is drawn, so that they draw alike."""
-        seeded = self.training and self.quantize_dropout and seed is not None
+        drops = drops_levels(self)
+        seeded = drops and seed is not None
         if depth is None and seeded:
             depth = self._depth(seed)
         named = cast(int, depth) if seeded else None
         agree(self, siblings, ranks, frozen=frozen, dtype=dtype, depth=named)
-        return self._depth(None) if depth is None else depth
+        return self._depth(None) if depth is None or not drops else depth
 
     def _depth(self, seed: int | None) -> int | Tensor:
         """The number of levels that this forward uses."""
-        if not (self.training and self.quantize_dropout):
+        if not drops_levels(self):
             return self.num_quantizers
         rule = self.quantize_dropout_cutoff_index, self.quantize_dropout_multiple_of
         if seed is not None:

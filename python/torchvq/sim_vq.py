@@ -13,7 +13,7 @@ from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, keep_values
 from torchvq._base.own_handle import OwnHandle
 from torchvq._base.projection import in_dtype_of
-from torchvq._base.ranks import group_name, ranks_of
+from torchvq._base.ranks import Ranks, group_name, ranks_of
 from torchvq._base.replaced import is_replaced, methods_of
 from torchvq._base.torch_private import is_observed_itself
 from torchvq._base.wide_buffers import HALF, WideBuffers, wide_dtype, widened
@@ -303,7 +303,7 @@ class SimVQ(OwnHandle, WideBuffers):
 
     def handshake(self) -> None:
         """Before the first step that ranks take together: compares their options, and makes their state equal."""
-        handshake([self], None, "SimVQ")
+        handshake([self], ranks_of(self, "SimVQ"), None, "SimVQ")
 
     @property
     def _layout(self) -> Layout:
@@ -313,12 +313,13 @@ class SimVQ(OwnHandle, WideBuffers):
 _CODES = methods_of(SimVQ, "codebook")
 
 
-def handshake(levels: list[SimVQ], rng: Tensor | None, owner: str, stack: str = "") -> None:
+def handshake(
+    levels: list[SimVQ], ranks: Ranks, rng: Tensor | None, owner: str, stack: str = ""
+) -> None:
     """The handshake of one quantizer, or of the levels of a stack, its generator and its options as text."""
-    first = levels[0]
-    ranks = ranks_of(first, owner)
     if ranks.alone:
         return
+    first = levels[0]
     state = [level.frozen_codebook for level in levels]
     if rng is not None:
         state.append(rng)

@@ -459,8 +459,11 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
 
         Args:
             x: as for ``forward``; projected here.
-            indices: integer, as returned by ``forward``; -1 is left out.
+            indices: integer, as returned by ``forward``, or flat; -1 is left out.
             mask: as for ``forward``.
+
+        Raises:
+            ValueError: wrong shapes. TypeError: wrong dtypes. IndexError: an index outside [-1, K).
         """
         if self.ema_update:
             _forward.learn_from_indices(self, x, indices, mask)

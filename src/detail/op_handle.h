@@ -34,6 +34,9 @@ class CheckedOperator<Result(Arguments...)> {
   void check(const std::optional<at::Tensor>& tensor, size_t number) const {
     if (tensor) check(*tensor, number);
   }
+  void check(at::TensorList tensors, size_t number) const {
+    for (const auto& tensor : tensors) check(tensor, number);
+  }
   template <typename Other>
   void check(const Other& /*argument*/, size_t /*number*/) const {}
 

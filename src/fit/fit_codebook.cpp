@@ -85,7 +85,11 @@ class Lloyd {
       const auto nearest = ops::nearest_code(block, codebook, options);
       const auto [block_counts, block_sums, used] =
           ops::code_statistics(block.unsqueeze(0), nearest.indices.unsqueeze(0), exponents);
-      TORCH_INTERNAL_ASSERT(at::equal(used, exponents));
+      // The exponents are those of the first pass: a file may be rewritten while it is read.
+      TORCH_CHECK_VALUE(at::equal(used, exponents),
+                        "fit_codebook: expected vectors to stay as they were in the first pass, "
+                        "but some from row ",
+                        first, " on are larger");
       counts += block_counts[0];
       sums += block_sums;
       far.add(block, nearest.distances, first);

@@ -162,6 +162,15 @@ Maps fit_lfq(const at::Tensor& centred, const FitScalarOptions& options) {
   return best;
 }
 
+// Linear algebra would fail without a hint at the vector.
+void check_block(const at::Tensor& block, int64_t first) {
+  const auto finite = at::isfinite(block).all(1);
+  if (finite.all().item<bool>()) return;
+  const auto row = finite.logical_not().nonzero()[0].item<int64_t>();
+  TORCH_CHECK_VALUE(false, "fit_scalar_codec: expected finite vectors, but row ", first + row,
+                    " holds NaN or infinity");
+}
+
 at::Tensor read_sample(const functional::VectorBlocks& vectors, int64_t seed,
                        const distributed::Group& group,
                        const std::function<void(int64_t rows)>& progress) {
@@ -172,6 +181,7 @@ at::Tensor read_sample(const functional::VectorBlocks& vectors, int64_t seed,
   for (int64_t first = 0; first < vectors.rows; first += vectors.block_rows) {
     const auto count = std::min(vectors.block_rows, vectors.rows - first);
     const auto block = functional::read_block(vectors, first);
+    check_block(block, vectors.shard.first_row + first);
     sampled.copy_to(sample, vectors.shard.first_row + first, block);
     if (progress) progress(first + count);
   }
@@ -236,6 +246,7 @@ FitScalarOutput fit_scalar_codec(const functional::VectorBlocks& vectors,
                                  const FitScalarOptions& options,
                                  const std::function<void(int64_t pass, int64_t rows)>& progress) {
   check_scalar_fit(vectors, options);
+  const at::NoGradGuard no_grad;
   const auto show = [&](int64_t pass) {
     return [&progress, pass](int64_t rows) {
       if (progress) progress(pass, rows);

@@ -3,6 +3,7 @@
 #include <torchvq/functional/refine_codebooks.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "fit/residual_blocks.h"
 #include "functional/read_block.h"
@@ -23,6 +24,9 @@ void check_stack_fit(const functional::VectorBlocks& vectors, const FitStackOpti
                     ", but got ", options.groups);
   TORCH_CHECK_VALUE(options.refine >= 0, "fit_stack: expected refine to be at least 0, but got ",
                     options.refine);
+  TORCH_CHECK_VALUE(std::isfinite(options.refine_noise) && options.refine_noise >= 0,
+                    "fit_stack: expected refine_noise to be at least 0 and finite, but got ",
+                    options.refine_noise);
   TORCH_CHECK_VALUE(options.level.metric == "euclidean" || options.refine == 0,
                     "fit_stack: expected metric to be euclidean for refine above 0, but got ",
                     options.level.metric);

@@ -57,9 +57,10 @@ int64_t features_after(const char* where, const Projection& map, int64_t feature
                       ": expected maps without a weight to have no bias, but got one");
     return features;
   }
-  TORCH_CHECK_VALUE(map.weight.dim() == 2 && map.weight.size(1) == features, where,
-                    ": expected a map of ", features, " features, but got weights of shape ",
-                    map.weight.sizes());
+  TORCH_CHECK_VALUE(
+      map.weight.dim() == 2 && map.weight.size(0) >= 1 && map.weight.size(1) == features, where,
+      ": expected a map of ", features, " features to at least 1, but got weights of shape ",
+      map.weight.sizes());
   TORCH_CHECK_VALUE(!map.bias.defined() || map.bias.sizes() == map.weight.sizes().slice(0, 1),
                     where, ": expected a bias of ", map.weight.size(0), " features, but got shape ",
                     map.bias.sizes());

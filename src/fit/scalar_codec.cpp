@@ -5,12 +5,18 @@
 #include <torchvq/ops/scalar_decode.h>
 #include <torchvq/ops/scalar_quantize.h>
 
+#include <algorithm>
+
 #include "detail/has_shape.h"
+#include "detail/scalar_levels.h"
 #include "fit/evaluate_blocks.h"
 #include "functional/read_block.h"
 
 namespace torchvq::fit {
 namespace {
+
+// As many as readers of files accept; features() cannot overflow.
+constexpr int64_t kMostFeatures = int64_t{1} << 62;
 
 at::Tensor project(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const auto wide = x.to(at::kDouble);
@@ -50,9 +56,14 @@ void check_scalar_codec(const char* where, const ScalarCodec& codec) {
                     ": expected a codec with at least one codebook, feature and number of levels, "
                     "but got ",
                     codec.num_codebooks, ", ", codec.dim, " and ", codec.levels.size());
-  for (const auto level : codec.levels)
-    TORCH_CHECK_VALUE(signs ? level == 2 : level >= 2, where, ": expected levels to be ",
-                      signs ? "2 each for lfq" : "at least 2", ", but got ", level);
+  detail::check_scalar_levels(where, codec.levels, 2);
+  TORCH_CHECK_VALUE(!signs || *std::ranges::max_element(codec.levels) == 2, where,
+                    ": expected levels to be 2 each for lfq, but got ",
+                    at::IntArrayRef(codec.levels));
+  TORCH_CHECK_VALUE(
+      codec.num_codebooks <= kMostFeatures / static_cast<int64_t>(codec.levels.size()), where,
+      ": expected num_codebooks to be of codebooks that fit in memory, but got ",
+      codec.num_codebooks);
   const int64_t features = codec.features(), dim = codec.dim;
   const bool fits = !has_maps(codec) ? features == dim
                                      : has_shape(codec.in_weight, {features, dim}) &&

@@ -8,6 +8,7 @@
 
 #include <torchvq/distributed/all_reduce.h>
 
+#include "detail/checks.h"
 #include "detail/precision.h"
 
 namespace torchvq::functional {
@@ -33,6 +34,9 @@ std::vector<at::Tensor> average_gradients_over_group(at::TensorList gradients,
 std::vector<at::Tensor> average_gradients(at::TensorList gradients, const at::Tensor& tokens,
                                           const std::optional<at::Tensor>& mask,
                                           const distributed::SyncOptions& options) {
+  for (const auto& gradient : gradients) {
+    detail::check_defined("average_gradients", "gradients", gradient);
+  }
   std::vector<at::Tensor> averages;
   if (options.group_name.empty() || gradients.empty()) {
     for (const auto& gradient : gradients) averages.push_back(gradient.clone());

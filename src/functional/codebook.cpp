@@ -163,6 +163,13 @@ at::Tensor averages_of_codes(const at::Tensor& embed, const at::Tensor& cluster_
 std::tuple<at::Tensor, at::Tensor, at::Tensor> merge_statistics(
     const at::Tensor& counts_a, const at::Tensor& sums_a, const at::Tensor& exponents_a,
     const at::Tensor& counts_b, const at::Tensor& sums_b, const at::Tensor& exponents_b) {
+  constexpr auto op = "merge_statistics";
+  detail::check_defined(op, "counts_a", counts_a);
+  detail::check_defined(op, "sums_a", sums_a);
+  detail::check_defined(op, "exponents_a", exponents_a);
+  detail::check_defined(op, "counts_b", counts_b);
+  detail::check_defined(op, "sums_b", sums_b);
+  detail::check_defined(op, "exponents_b", exponents_b);
   const auto exponents = exponents_a.maximum(exponents_b);
   const auto rescaled = [&](const at::Tensor& sums, const at::Tensor& own) {
     const auto shift = exponents.sub(own).to(at::kLong);

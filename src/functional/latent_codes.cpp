@@ -24,6 +24,7 @@ namespace {
 std::vector<int64_t> levels_of(const char* op, at::TensorList values) {
   std::vector<int64_t> levels;
   for (const auto& own : values) {
+    detail::check_defined(op, "values", own);
     TORCH_CHECK_VALUE(own.dim() == 1, op,
                       ": expected the values of a feature to have 1 dimension, but got shape ",
                       own.sym_sizes());

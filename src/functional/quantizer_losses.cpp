@@ -1,5 +1,7 @@
 #include <torchvq/functional/quantizer_losses.h>
 
+#include <algorithm>
+
 #include <ATen/ops/cat.h>
 
 #include <torchvq/distributed/all_reduce.h>
@@ -41,7 +43,9 @@ at::Tensor commitment_term(const SearchedTokens& searched, const std::optional<a
     return cross_entropy(searched, indices, options);
   }
   const auto& before = options.vqp_compat();
-  if (before && before->mask && before->heads == 1 && !before->projected) {
+  // A module that stands in the place of no projection may change the width.
+  if (before && before->mask && before->heads == 1 && !before->projected &&
+      before->tokens.sym_size(-1) == codes.sym_size(-1)) {
     return vqp_masked_commitment(before->tokens, codes.view_symint(before->tokens.sym_sizes()),
                                  *before->mask);
   }
@@ -82,20 +86,22 @@ QuantizerLosses search_losses(const SearchedTokens& searched,
           or_zero(diversity_term(searched, totals, options)), zero};
 }
 
-std::vector<std::optional<at::Tensor>> shared_totals(at::TensorList codebooks,
-                                                     const std::vector<SearchedTokens>& searched,
-                                                     const QuantizerLossOptions& options,
-                                                     const distributed::SyncOptions& sync) {
+std::vector<std::optional<at::Tensor>> shared_totals(
+    at::TensorList codebooks, const std::vector<SearchedTokens>& searched,
+    const std::vector<QuantizerLossOptions>& options, const distributed::SyncOptions& sync) {
   std::vector<std::optional<at::Tensor>> totals(searched.size());
-  if (sync.group_name.empty() || !options.shares_diversity()) return totals;
+  const bool shares = std::any_of(options.begin(), options.end(),
+                                  [](const auto& level) { return level.shares_diversity(); });
+  if (sync.group_name.empty() || !shares) return totals;
   std::vector<at::Tensor> parts, flat;
   std::vector<int64_t> sizes;
   for (size_t level = 0; level < codebooks.size(); ++level) {
     if (level < searched.size()) {
       const auto& own = searched[level];
+      const auto& how = options[level];
       const auto totals_of = own.codebook.dim() == 4 ? token_diversity_totals : plain_totals;
       parts.push_back(totals_of(own.inputs.detach(), own.codebook.detach(),
-                                options.diversity_temperature(), options.metric(), own.mask));
+                                how.diversity_temperature(), how.metric(), own.mask));
     } else {
       const auto& codes = codebooks[level];
       parts.push_back(parts[0].new_zeros({codes.size(0), codes.size(1) + 2}));

@@ -31,26 +31,27 @@ std::tuple<at::Tensor, at::Tensor> losses_op(
 }
 
 std::vector<at::Tensor> totals_op(at::TensorList codebooks, at::TensorList inputs,
-                                  at::TensorList searched, at::TensorList masks, double temperature,
-                                  std::string_view metric, std::string_view group_name,
-                                  std::string_view label) {
+                                  at::TensorList searched, at::TensorList masks,
+                                  at::ArrayRef<double> temperatures, std::string_view metric,
+                                  std::string_view group_name, std::string_view label) {
   TORCH_CHECK_VALUE(
       inputs.size() == searched.size() && !inputs.empty() && inputs.size() <= codebooks.size() &&
-          (masks.empty() || masks.size() == inputs.size()),
-      "shared_diversity_totals: expected inputs, searched, and masks where there are any, "
-      "for each of at most ",
-      codebooks.size(), " levels, but got ", inputs.size(), ", ", searched.size(), " and ",
-      masks.size());
+          (masks.empty() || masks.size() == inputs.size()) && temperatures.size() == inputs.size(),
+      "shared_diversity_totals: expected inputs, searched, temperatures, and masks where there are "
+      "any, for each of at most ",
+      codebooks.size(), " levels, but got ", inputs.size(), ", ", searched.size(), ", ",
+      temperatures.size(), " and ", masks.size());
   std::vector<SearchedTokens> levels;
+  std::vector<QuantizerLossOptions> options;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const auto mask = masks.empty() ? std::nullopt : std::optional(masks[i]);
     levels.push_back({inputs[i], searched[i], mask, {}, {}});
+    options.push_back(QuantizerLossOptions()
+                          .training(true)
+                          .metric(std::string(metric))
+                          .diversity_weight(1)
+                          .diversity_temperature(temperatures[i]));
   }
-  const auto options = QuantizerLossOptions()
-                           .training(true)
-                           .metric(std::string(metric))
-                           .diversity_weight(1)
-                           .diversity_temperature(temperature);
   std::vector<at::Tensor> totals;
   for (auto& own : shared_totals(codebooks, levels, options, ranks_named(group_name, label))) {
     if (own) totals.push_back(std::move(*own));
@@ -73,7 +74,7 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       torchvq::functional::losses_op);
   m.def(
       "shared_diversity_totals(Tensor[] codebooks, Tensor[] inputs, Tensor[] searched, *, "
-      "Tensor[] masks, float temperature=100., str metric='euclidean', str group_name='', "
+      "Tensor[] masks, float[] temperatures, str metric='euclidean', str group_name='', "
       "str label='quantizer') -> Tensor[]",
       torchvq::functional::totals_op);
 }

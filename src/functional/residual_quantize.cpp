@@ -293,7 +293,8 @@ std::vector<QuantizerLosses> Stack::score(const SearchedStack& walk, Tensors& to
     if (i < walk.levels.size()) searched.push_back(walk.levels[i].searched);
   }
   if (totals.empty()) {
-    for (auto& own : shared_totals(embeds, searched, options_.losses(), ranks_)) {
+    const std::vector<QuantizerLossOptions> losses(searched.size(), options_.losses());
+    for (auto& own : shared_totals(embeds, searched, losses, ranks_)) {
       if (own) totals.push_back(std::move(*own));
     }
   }

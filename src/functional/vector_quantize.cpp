@@ -96,7 +96,7 @@ VectorQuantizeStep search(const at::Tensor& x, const CodebookState& state,
                               split.mask, options.search());
   VectorQuantizeStep step;
   step.searched = {found.inputs, arguments.codebook, split.mask, found.codes, found.indices};
-  step.totals = totals ? totals : shared_totals({state.embed}, {step.searched}, losses, ranks)[0];
+  step.totals = totals ? totals : shared_totals({state.embed}, {step.searched}, {losses}, ranks)[0];
   step.terms = search_losses(step.searched, arguments.targets, step.totals, losses);
   step.quantized = restore_tokens(found.quantized, x, arguments.mask, layout);
   step.indices = restore_positions(found.indices, x, layout);

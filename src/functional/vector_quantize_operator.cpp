@@ -20,9 +20,9 @@ StepTensors step_op(const at::Tensor& x, const at::Tensor& codebook, at::TensorL
                     const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& targets,
                     const std::optional<at::Tensor>& weight, at::TensorList affine,
                     at::TensorList totals, const std::optional<at::Tensor>& tokens,
-                    const std::optional<at::Tensor>& token_mask, int64_t heads, bool separate,
-                    bool channel_first, bool zeros_for_masked, bool training, bool learns,
-                    bool finishes, std::string_view metric, std::string_view estimator,
+                    const std::optional<at::Tensor>& token_mask, bool projected, int64_t heads,
+                    bool separate, bool channel_first, bool zeros_for_masked, bool training,
+                    bool learns, bool finishes, std::string_view metric, std::string_view estimator,
                     std::optional<int64_t> topk, std::optional<double> temperature,
                     double gradient_temperature, double variance, double sync_update_v,
                     double commitment_weight, bool commitment_use_cross_entropy_loss,
@@ -47,8 +47,8 @@ StepTensors step_op(const at::Tensor& x, const at::Tensor& codebook, at::TensorL
       search_loss_options(training, metric, commitment_weight, commitment_use_cross_entropy_loss,
                           pulls_codes, diversity_weight, diversity_temperature);
   if (vqp_compat) {
-    options.losses().vqp_compat(TokensBefore{tokens.value_or(at::Tensor()), token_mask, heads,
-                                             separate, tokens.has_value()});
+    options.losses().vqp_compat(
+        TokensBefore{tokens.value_or(at::Tensor()), token_mask, heads, separate, projected});
   }
   options.losses()
       .orthogonal_weight(orthogonal_weight)
@@ -78,8 +78,8 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "vector_quantize_(Tensor x, Tensor codebook, Tensor(a!)[] state, Tensor(b!) rng, "
       "Tensor(c!) step_counts, *, Tensor? mask=None, Tensor? targets=None, Tensor? weight=None, "
       "Tensor[] affine, Tensor[] totals, Tensor? tokens=None, Tensor? token_mask=None, "
-      "int heads=1, bool separate=False, bool channel_first=False, bool zeros_for_masked=True, "
-      "bool training=False, "
+      "bool projected=False, int heads=1, bool separate=False, bool channel_first=False, "
+      "bool zeros_for_masked=True, bool training=False, "
       "bool learns=False, bool finishes=False, str metric='euclidean', str estimator='none', "
       "int? topk=None, float? temperature=None, float gradient_temperature=1., "
       "float variance=0.005, float sync_update_v=0., float commitment_weight=1., "

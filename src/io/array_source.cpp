@@ -90,6 +90,16 @@ at::Tensor ArraySource::read(int64_t first, int64_t count) const {
       .view({count, row_length_});
 }
 
+at::Tensor ArraySource::read_flat(int64_t first, int64_t count) const {
+  const auto numel = rows_ * row_length_;
+  TORCH_CHECK_INDEX(first >= 0 && count >= 0 && first <= numel - count, path(),
+                    ": expected elements within [0, ", numel, "), but got [", first, ", ",
+                    first + count, ")");
+  TORCH_CHECK_VALUE(!layout_->fortran_order, path(),
+                    ": expected an array in C order, but got Fortran order");
+  return read_elements(*file_, *layout_, first, count);
+}
+
 at::Tensor ArraySource::read_columns(int64_t first, int64_t count) const {
   auto columns = at::empty({row_length_, count}, at::TensorOptions(layout_->dtype));
   for (int64_t column = 0; column < row_length_; ++column) {

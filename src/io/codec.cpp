@@ -166,13 +166,17 @@ void add_tensors(std::map<std::string, at::Tensor>& tensors, const std::string& 
   tensors[key + kEmbed] = codec.codebook.to(at::kFloat).view({1, size, dim});
 }
 
+// Of the numbers as the file holds them: what float64 holds may be infinite there.
 void check_saved(const Codec& codec, size_t group, size_t level) {
-  const auto counted = at::isfinite(codec.cluster_size).logical_and_(codec.cluster_size.ge(0));
-  TORCH_CHECK_VALUE(counted.all().item<bool>(),
-                    "save_codec: expected cluster_size to be finite and at least 0, but level ",
+  const auto counts = codec.cluster_size.to(at::kFloat);
+  TORCH_CHECK_VALUE(at::isfinite(counts).logical_and_(counts.ge(0)).all().item<bool>(),
+                    "save_codec: expected cluster_size to be finite in float32 and at least 0, but "
+                    "level ",
                     level, " of group ", group, " has another");
-  const auto finite =
-      at::isfinite(codec.codebook).all(1).logical_and_(at::isfinite(codec.embed_avg).all(1));
+  const auto fits = [](const at::Tensor& numbers) {
+    return at::isfinite(numbers.to(at::kFloat)).all(1);
+  };
+  const auto finite = fits(codec.codebook).logical_and_(fits(codec.embed_avg));
   if (finite.all().item<bool>()) return;
   const auto code = finite.logical_not().nonzero()[0].item<int64_t>();
   TORCH_CHECK_VALUE(false,

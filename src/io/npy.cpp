@@ -27,6 +27,11 @@ at::Tensor load_npy(const std::string& path) {
   return read_array(file, read_npy_header(file));
 }
 
+NpyHeader load_npy_header(const std::string& path) {
+  const auto layout = read_npy_header(InputFile(path));
+  return {layout.dtype, layout.shape, layout.fortran_order};
+}
+
 void save_npy(const std::string& path, const at::Tensor& tensor) {
   detail::check_defined("save_npy", "tensor", tensor);
   detail::check_strided("save_npy", "tensor", tensor);

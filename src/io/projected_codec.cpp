@@ -10,6 +10,7 @@
 
 #include "io/array_layout.h"
 #include "io/codec_keys.h"
+#include "io/finite_float.h"
 
 namespace torchvq::io {
 namespace {
@@ -134,8 +135,10 @@ ProjectedCodec without_maps(const std::string& path) {
 
 void add_map(std::map<std::string, at::Tensor>& tensors, const std::string& key,
              const Projection& map) {
-  if (map.weight.defined()) tensors[key + "weight"] = map.weight.to(at::kFloat);
-  if (map.bias.defined()) tensors[key + "bias"] = map.bias.to(at::kFloat);
+  if (map.weight.defined())
+    tensors[key + "weight"] = finite_float("save_projected_codec", key + "weight", map.weight);
+  if (map.bias.defined())
+    tensors[key + "bias"] = finite_float("save_projected_codec", key + "bias", map.bias);
 }
 
 }  // namespace
@@ -152,7 +155,8 @@ void save_projected_codec(OutputFile& file, const ProjectedCodec& codec) {
       const auto key = key_of_level(s, q);
       add_map(tensors, key + "project_in.", level.in);
       add_map(tensors, key + "project_out.", level.out);
-      tensors[key + kEmbed] = level.codebook.to(at::kFloat).unsqueeze(0);
+      tensors[key + kEmbed] =
+          finite_float("save_projected_codec", key + kEmbed, level.codebook).unsqueeze(0);
     }
   }
   save_safetensors(file, tensors,

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "io/array_layout.h"
+#include "io/finite_float.h"
 
 namespace torchvq::io {
 namespace {
@@ -109,6 +110,7 @@ void save_scalar_codec(OutputFile& file, const fit::ScalarCodec& codec) {
                {"project_in.bias", codec.in_bias},
                {"project_out.weight", codec.out_weight},
                {"project_out.bias", codec.out_bias}};
+    for (auto& [name, tensor] : tensors) tensor = finite_float("save_scalar_codec", name, tensor);
   }
   const bool signs = codec.method == "lfq";
   Metadata metadata = {{"format", "pt"},

@@ -42,6 +42,13 @@ void check_fits(const std::string& path, const at::Tensor& indices, int64_t firs
                     static_cast<uint64_t>(*large), " at position ", first + (large - index));
 }
 
+// A block as indices; `first` is the number of elements before it.
+at::Tensor indices_of(const ArraySource& array, const at::Tensor& block, int64_t first) {
+  auto indices = block.to(at::kLong).contiguous();
+  if (array.dtype() == at::kUInt64) check_fits(array.path(), indices, first);
+  return indices;
+}
+
 }  // namespace
 
 VectorSource::VectorSource(const std::string& path, const std::string& name) : array_(path, name) {
@@ -69,9 +76,11 @@ IndexSource::IndexSource(const std::string& path, const std::string& name) : arr
 }
 
 at::Tensor IndexSource::read(int64_t first, int64_t count) const {
-  auto indices = array_.read(first, count).to(at::kLong).contiguous();
-  if (array_.dtype() == at::kUInt64) check_fits(array_.path(), indices, first * row_length());
-  return indices;
+  return indices_of(array_, array_.read(first, count), first * row_length());
+}
+
+at::Tensor IndexSource::read_flat(int64_t first, int64_t count) const {
+  return indices_of(array_, array_.read_flat(first, count), first);
 }
 
 }  // namespace torchvq::io

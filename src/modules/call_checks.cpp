@@ -3,11 +3,19 @@
 #include <cmath>
 
 #include <ATen/ops/aminmax.h>
+#include <c10/util/accumulate.h>
 
 #include "detail/checks.h"
 #include "modules/indices.h"
 
 namespace torchvq::detail {
+
+void check_options_set_later(const VectorQuantizeImpl& vq) {
+  const auto& codebook = *vq.codebook_state;
+  if (codebook.initialised() && !vq.options.affine_param()) return;
+  vq.options.validate();
+  codebook.options.validate();
+}
 
 void check_temperature(const VectorQuantizeOptions& options, std::optional<double> temperature,
                        const std::string& owner) {
@@ -27,6 +35,13 @@ void check_targets(const at::Tensor& targets, const at::Tensor& x, const Layout&
                     ": expected indices to have shape ", at::IntArrayRef(shape), ", but got shape ",
                     targets.sizes());
   check_target_values(targets, codebook_size, layout.owner);
+}
+
+at::Tensor unflattened(const at::Tensor& targets, const at::Tensor& x, const Layout& layout) {
+  check_defined(layout.owner.c_str(), "indices", targets);
+  const auto shape = layout.indices_shape(x);
+  const bool flat = targets.dim() == 1 && targets.numel() == c10::multiply_integers(shape);
+  return flat ? targets.reshape(shape) : targets;
 }
 
 void check_target_values(const at::Tensor& targets, int64_t codebook_size,

@@ -8,11 +8,16 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <torchvq/options/vector_quantize.h>
+#include <torchvq/modules/vector_quantize.h>
 
 #include "modules/layout.h"
 
 namespace torchvq::detail {
+
+/// Throws c10::ValueError for options of a quantizer in training that were set wrong after
+/// construction, if its step writes k-means or the statistics of the affine map before the operators
+/// check the others.
+void check_options_set_later(const VectorQuantizeImpl& vq);
 
 /// Throws c10::ValueError unless the temperature of a call, or the option where codes are sampled,
 /// is finite.
@@ -28,6 +33,9 @@ void check_targets(const at::Tensor& targets, const at::Tensor& x, const Layout&
 /// The same for targets whose shape is known to fit.
 void check_target_values(const at::Tensor& targets, int64_t codebook_size,
                          const std::string& owner);
+
+/// Targets as forward returns them, also if they are given flat, in one axis.
+at::Tensor unflattened(const at::Tensor& targets, const at::Tensor& x, const Layout& layout);
 
 /// Throws c10::ValueError unless ema_update_weight broadcasts to averages (H, K) and is finite.
 void check_ema_weight(const at::Tensor& weight, const at::Tensor& cluster_size);

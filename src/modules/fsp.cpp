@@ -152,9 +152,8 @@ FSPOutput FSPImpl::forward(const torch::Tensor& z, const FSPForwardOptions& call
 
 torch::Tensor FSPImpl::indices_to_codes(const torch::Tensor& indices, double eps) {
   const auto whole = detail::as_int64("FSP", indices);
-  const bool wide = project_out && project_out->weight.scalar_type() == at::kDouble;
   const auto codes = ops::scalar_centroids(whole, options.levels(), perturbation(eps),
-                                           wide ? at::kDouble : at::kFloat);
+                                           detail::decoding_dtype(project_out));
   return layout_of(options).place_features(detail::project_decoded(project_out, codes, whole));
 }
 

@@ -195,8 +195,7 @@ torch::Tensor FSQImpl::indices_to_codes(const torch::Tensor& indices) {
 torch::Tensor FSQImpl::decode_tokens(const torch::Tensor& indices,
                                      const std::optional<torch::Tensor>& scale) const {
   const bool wide = (scale && scale->scalar_type() == at::kDouble) ||
-                    (project_out && project_out->weight.scalar_type() == at::kDouble) ||
-                    (orthogonal_rot.defined() && orthogonal_rot.scalar_type() == at::kDouble);
+                    detail::decoding_dtype(project_out, orthogonal_rot) == at::kDouble;
   return F::decode_scalars(detail::as_int64("FSQ", indices), options.levels(),
                            options.preserve_symmetry(), rotation_of(*this), scale,
                            wide ? at::kDouble : at::kFloat);

@@ -56,13 +56,21 @@ std::vector<int64_t> with_batch(int64_t batch, at::IntArrayRef positions) {
 }
 
 /// The options besides those of the levels in which all ranks must agree, as text.
-std::string scales_signature(const HierarchicalVQOptions& options,
-                             const std::vector<std::vector<int64_t>>& shapes) {
+std::string scales_signature(const HierarchicalVQImpl& hvq,
+                             const std::vector<VectorQuantizeImpl*>& levels,
+                             std::optional<bool> frozen) {
+  const auto& options = hvq.options;
+  // A call that freezes all scales sends nothing, and has the text of an ordinary call, so that a
+  // rank may make it alone.
+  if (frozen.value_or(false)) frozen.reset();
   std::ostringstream text;
   text << std::boolalpha << "HierarchicalVQ of scales";
-  for (const auto& shape : shapes) text << " " << at::IntArrayRef(shape);
+  for (const auto& shape : hvq.resolved().shapes) text << " " << at::IntArrayRef(shape);
   text << ", shared " << options.shared_codebook() << ", dropout " << options.nested_dropout()
-       << " from " << options.nested_dropout_min_levels();
+       << " from " << options.nested_dropout_min_levels() << ", frozen scales"
+       << detail::numbers_of(levels, [&](const VectorQuantizeImpl& vq) {
+            return detail::freezes(hvq, vq, frozen);
+          });
   return text.str();
 }
 
@@ -251,11 +259,13 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
   const auto ranks = detail::ranks_of(detail::synced_level(vqs), kHierarchicalVQ);
   // Before the depth is drawn, so that ranks draw the same depth.
   const auto maps = maps_of(options, x, mask);
-  const bool frozen = call.freeze_codebook().value_or(options.freeze_codebook());
+  const bool frozen = std::all_of(levels.begin(), levels.end(), [&](const VectorQuantizeImpl* vq) {
+    return detail::freezes(*this, *vq, call.freeze_codebook());
+  });
   if (!ranks.alone()) {
     detail::agree_in_stack({.levels = levels,
                             .codebooks = codebooks,
-                            .signature = scales_signature(options, resolved_.shapes),
+                            .signature = scales_signature(*this, levels, call.freeze_codebook()),
                             .frozen = frozen,
                             .dtype = maps.scalar_type()},
                            ranks);

@@ -24,9 +24,9 @@ using Levels = std::vector<LearningLevel>;
 /// The options that codebooks must have in common to learn by one call.
 auto rules_of(const VectorQuantizeImpl& vq) {
   const auto& own = vq.codebook_state->options;
-  return std::tuple(vq.resolved().ema_update, own.decay(), own.eps(), own.manual_ema_update(),
-                    own.threshold_ema_dead_code(), own.dead_code_threshold_fraction(),
-                    own.sync_every());
+  return std::tuple(vq.codebook_state->metric(), vq.resolved().ema_update, own.decay(), own.eps(),
+                    own.manual_ema_update(), own.threshold_ema_dead_code(),
+                    own.dead_code_threshold_fraction(), own.sync_every());
 }
 
 bool accumulated_equally(const CodebookImpl& codebook, const CodebookImpl& other) {

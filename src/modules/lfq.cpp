@@ -276,8 +276,8 @@ torch::Tensor LFQImpl::indices_to_codes(const torch::Tensor& indices, bool with_
   TORCH_CHECK_VALUE(stacked.dim() >= 1 && stacked.size(-1) == options.num_codebooks(),
                     "LFQ: expected indices to have ", options.num_codebooks(),
                     " codebooks on the last axis, but got shape ", indices.sizes());
-  const bool wide = project_out && project_out->weight.scalar_type() == at::kDouble;
-  auto output = ops::sign_decode(stacked, bits_, code_value(), wide ? at::kDouble : at::kFloat);
+  const auto dtype = detail::decoding_dtype(project_out, orthogonal_rot);
+  auto output = ops::sign_decode(stacked, bits_, code_value(), dtype);
   if (orthogonal_rot.defined()) output = F::rotate_features(output, orthogonal_rot, true);
   output = output.flatten(-2);
   if (with_projection) output = detail::project_decoded(project_out, output, stacked);

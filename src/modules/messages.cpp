@@ -73,16 +73,29 @@ std::string call_text(const VectorQuantizeImpl& vq, const Sending& call, at::Sca
          quantizer_signature(vq);
 }
 
-/// The levels that do not train, which send other messages, or have other tokens in these.
-std::string evaluating(const std::vector<VectorQuantizeImpl*>& levels) {
+/// The levels that do not train, or whose codes the statistics do not move: they send other
+/// messages, or have other tokens in these.
+std::string special_levels(const std::vector<VectorQuantizeImpl*>& levels) {
+  const auto evaluating = numbers_of(
+      levels, [](const VectorQuantizeImpl& vq) { return !trains(vq, /*frozen=*/false); });
+  const auto unmoved =
+      numbers_of(levels, [](const VectorQuantizeImpl& vq) { return !vq.resolved().ema_update; });
   std::string text;
-  for (size_t index = 0; index < levels.size(); ++index) {
-    if (!trains(*levels[index], /*frozen=*/false)) text += " " + std::to_string(index);
-  }
-  return text.empty() ? "" : ", evaluating levels" + text;
+  if (!evaluating.empty()) text += ", evaluating levels" + evaluating;
+  if (!unmoved.empty()) text += ", without averages" + unmoved;
+  return text;
 }
 
 }  // namespace
+
+std::string numbers_of(const std::vector<VectorQuantizeImpl*>& levels,
+                       const std::function<bool(const VectorQuantizeImpl&)>& holds) {
+  std::string text;
+  for (size_t index = 0; index < levels.size(); ++index) {
+    if (holds(*levels[index])) text += " " + std::to_string(index);
+  }
+  return text;
+}
 
 void agree(const VectorQuantizeImpl& vq, const Request& request, at::ScalarType dtype) {
   if (request.ranks.alone()) return;
@@ -116,7 +129,7 @@ void agree_in_stack(const StackCall& call, const Ranks& ranks) {
       first, {.frozen = call.frozen, .begins = begins, .ema_update = first.resolved().ema_update},
       call.dtype);
   if (call.seeded_depth) text = std::to_string(*call.seeded_depth) + " levels by seed, " + text;
-  handshake(call.codebooks, ranks, text + "; " + call.signature + evaluating(call.levels));
+  handshake(call.codebooks, ranks, text + "; " + call.signature + special_levels(call.levels));
 }
 
 }  // namespace torchvq::detail

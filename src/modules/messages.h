@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,6 +20,10 @@ void agree(const VectorQuantizeImpl& vq, const Request& request, at::ScalarType 
 
 /// The handshake of an update outside of forward.
 void agree_to_learn(const VectorQuantizeImpl& vq, const Ranks& ranks, at::ScalarType dtype);
+
+/// The numbers of the levels of which `holds` is true, each after a space.
+std::string numbers_of(const std::vector<VectorQuantizeImpl*>& levels,
+                       const std::function<bool(const VectorQuantizeImpl&)>& holds);
 
 /// A forward of a stack.
 struct StackCall {

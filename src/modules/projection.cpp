@@ -50,6 +50,12 @@ at::Tensor restore_output(const at::Tensor& codes, const at::Tensor& x,
   return layout.unpack(output, x);
 }
 
+at::ScalarType decoding_dtype(const torch::nn::Linear& project_out, const at::Tensor& rotation) {
+  const bool wide = (project_out && project_out->weight.scalar_type() == at::kDouble) ||
+                    (rotation.defined() && rotation.scalar_type() == at::kDouble);
+  return wide ? at::kDouble : at::kFloat;
+}
+
 at::Tensor project_decoded(const torch::nn::Linear& project_out, const at::Tensor& codes,
                            const at::Tensor& indices) {
   if (!project_out) return codes;

@@ -27,6 +27,11 @@ at::Tensor restore_output(const at::Tensor& codes, const at::Tensor& x,
                           const torch::nn::Linear& project_out,
                           const std::optional<at::Tensor>& padding = std::nullopt);
 
+/// The dtype in which codes are decoded: float64 if the projection or the rotation behind them is,
+/// else float32. Either may be absent.
+at::ScalarType decoding_dtype(const torch::nn::Linear& project_out,
+                              const at::Tensor& rotation = {});
+
 /// The projected codes (*, D) of indices (*, ...); zeros where all indices are -1.
 at::Tensor project_decoded(const torch::nn::Linear& project_out, const at::Tensor& codes,
                            const at::Tensor& indices);

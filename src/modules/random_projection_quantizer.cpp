@@ -8,6 +8,7 @@
 #include <torchvq/ops/nearest_code.h>
 
 #include "detail/precision.h"
+#include "modules/call_checks.h"
 #include "modules/copy_tensors.h"
 #include "modules/layout.h"
 #include "modules/projection.h"
@@ -72,6 +73,9 @@ torch::Tensor RandomProjectionQuantizerImpl::forward(
     const torch::Tensor& x, const RandomProjectionQuantizerForwardOptions& call) {
   const auto places = layout();
   places.check_input(x);
+  if (call.indices()) {
+    detail::check_targets(*call.indices(), x, places, vq->codebook_state->embed.size(1));
+  }
   const auto token_mask = places.token_mask(x, call.mask(), std::nullopt);
   const auto spread = F::random_projection(places.pack(x, token_mask), rand_projs, options.norm());
   const auto projected =

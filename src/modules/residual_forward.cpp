@@ -51,12 +51,13 @@ std::vector<torch::Tensor> targets_of(const ResidualVQImpl& rvq, const torch::Te
   return targets;
 }
 
-/// The number of levels that this forward uses.
-int64_t depth_of(const ResidualVQImpl& rvq, std::optional<int64_t> seed) {
+bool drops_levels(const ResidualVQImpl& rvq) {
+  return rvq.is_training() && rvq.options.quantize_dropout() && rvq.num_quantizers() > 1;
+}
+
+/// The number of levels that a forward uses that drops some.
+int64_t drawn_depth_of(const ResidualVQImpl& rvq, std::optional<int64_t> seed) {
   const auto& options = rvq.options;
-  if (!rvq.is_training() || !options.quantize_dropout() || rvq.num_quantizers() == 1) {
-    return rvq.num_quantizers();
-  }
   const F::DepthRule rule{rvq.num_quantizers(), options.quantize_dropout_cutoff_index(),
                           options.quantize_dropout_multiple_of()};
   return seed ? F::seeded_depth(*seed, rule)
@@ -137,11 +138,10 @@ std::string stack_signature(const ResidualVQImpl& rvq) {
        << options.shared_codebook() << ", implicit " << options.implicit_neural_codebook()
        << ", dropout " << options.quantize_dropout() << " from "
        << options.quantize_dropout_cutoff_index() << " in multiples of "
-       << options.quantize_dropout_multiple_of() << ", frozen levels";
-  for (int64_t index = 0; index < rvq.num_quantizers(); ++index) {
-    const auto& level = *rvq.levels[index];
-    if (level.options.freeze_codebook()) text << " " << index;
-  }
+       << options.quantize_dropout_multiple_of() << ", frozen levels"
+       << numbers_of(levels_of(rvq), [](const VectorQuantizeImpl& level) {
+            return level.options.freeze_codebook();
+          });
   if (rvq.has_in_place_optimizer()) {
     text << ", own optimizer " << rvq.in_place_optimizer_text();
   }
@@ -156,6 +156,9 @@ StackRequest checked_request(const ResidualVQImpl& rvq, const torch::Tensor& x,
   layout.check_input(x);
   rvq.check_diveq();
   check_temperature(rvq.levels[0]->options, call.sample_codebook_temp(), layout.owner);
+  if (rvq.is_training()) {
+    for (const auto& level : rvq.levels) check_options_set_later(*level);
+  }
   const bool frozen =
       std::all_of(rvq.levels.begin(), rvq.levels.end(),
                   [](const VectorQuantize& level) { return level->options.freeze_codebook(); });
@@ -179,8 +182,9 @@ Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwa
   const auto tokens =
       enter_stack(x, sees_padding(rvq) ? std::nullopt : request.mask, layout, rvq.project_in);
   const auto& seed = call.rand_quantize_dropout_fixed_seed();
-  const bool seeded = rvq.is_training() && rvq.options.quantize_dropout() && seed;
-  if (!depth && seeded) depth = depth_of(rvq, seed);
+  const bool drops = drops_levels(rvq);
+  const bool seeded = drops && seed;
+  if (!depth && seeded) depth = drawn_depth_of(rvq, seed);
   if (!request.ranks.alone()) {
     // Before a depth is drawn, so that ranks draw the same one.
     agree_in_stack({.levels = levels_of(rvq),
@@ -191,10 +195,8 @@ Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwa
                     .seeded_depth = seeded ? depth : std::nullopt},
                    request.ranks);
   }
-  if (!depth) {
-    depth = depth_of(rvq, std::nullopt);
-  }
-  request.depth = *depth;
+  if (!depth && drops) depth = drawn_depth_of(rvq, std::nullopt);
+  request.depth = drops ? *depth : rvq.num_quantizers();
   request.batch = tokens.size(0);
   request.tokens = tokens.size(1);
   return {&rvq, x, tokens, std::move(request), call.return_all_codes(), {}, {}};

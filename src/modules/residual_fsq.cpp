@@ -214,9 +214,9 @@ ResidualFSQOutput ResidualFSQImpl::forward_to_depth(const torch::Tensor& x,
   const bool noisy = is_training() && options.fsq().noise_dropout() > 0;
   detail::check_depths("ResidualFSQ", dropping && !seed, rng);
   check_noise();
-  if (!depth) depth = detail::depth_in_use(options, dropping, seed, rng);
+  const auto used = detail::depth_in_use(options, dropping, seed, rng, depth);
   const auto noise_rng = noisy ? std::optional(detail::rng_of_rank(rng)) : std::nullopt;
-  const auto found = detail::run_stack(family(noise_rng), x, mask, *depth, call.return_all_codes());
+  const auto found = detail::run_stack(family(noise_rng), x, mask, used, call.return_all_codes());
   if (noisy || (dropping && !seed)) {
     ops::advance_rng_(rng);
   }

@@ -45,7 +45,7 @@ std::vector<F::QuantizerLosses> search_losses(const ResidualVQImpl& rvq,
     codebooks.push_back(rvq.levels[index]->codebook_state->embed);
     if (index < levels.size()) searched.push_back(compared(levels[index], options[index]));
   }
-  const auto totals = F::shared_totals(codebooks, searched, options[0], ranks);
+  const auto totals = F::shared_totals(codebooks, searched, options, ranks);
   std::vector<F::QuantizerLosses> found;
   for (size_t index = 0; index < levels.size(); ++index) {
     const auto& level = levels[index];

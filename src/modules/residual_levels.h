@@ -90,8 +90,8 @@ std::vector<at::Tensor> learn(const std::vector<const Pending*>& stacks);
 StackRequest checked_request(const ResidualVQImpl& rvq, const at::Tensor& x,
                              const ResidualVQForwardOptions& call);
 
-/// The beginning of forward, up to the handshake with other ranks. Uses `depth` levels if given,
-/// otherwise sets it to the number used.
+/// The beginning of forward, up to the handshake with other ranks. A stack that drops levels uses
+/// `depth` of them if given, otherwise sets it.
 ///
 /// @param request   checked_request() of the same call.
 Pending start(ResidualVQImpl& rvq, const at::Tensor& x, const ResidualVQForwardOptions& call,

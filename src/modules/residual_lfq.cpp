@@ -17,6 +17,7 @@
 #include <torchvq/ops/straight_through.h>
 
 #include "modules/copy_tensors.h"
+#include "modules/projection.h"
 #include "modules/random_state.h"
 #include "modules/ranks.h"
 #include "modules/residual_engine.h"
@@ -154,14 +155,16 @@ detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Steps& st
   }
   own.decode = [this](int64_t index, const at::Tensor& indices) {
     const auto& level = *levels.at(static_cast<size_t>(index));
-    // A module in float64 decodes in float64.
-    const bool wide = project_out && project_out->weight.scalar_type() == at::kDouble;
-    const auto codes = ops::sign_decode(indices, level.codebook_dim(), level.code_value(),
-                                        wide ? at::kDouble : at::kFloat);
+    const auto dtype = detail::decoding_dtype(project_out, level.orthogonal_rot);
+    const auto codes = ops::sign_decode(indices, level.codebook_dim(), level.code_value(), dtype);
     return level.orthogonal_rot.defined() ? F::rotate_features(codes, level.orthogonal_rot, true)
                                           : codes;
   };
   return own;
+}
+
+std::string ResidualLFQImpl::group() const {
+  return detail::shared_group(levels, [](const LFQImpl& level) { return level.group(); });
 }
 
 void ResidualLFQImpl::handshake(const std::string& group, const torch::Tensor& x) const {
@@ -209,15 +212,14 @@ ResidualLFQImpl::Pending ResidualLFQImpl::start(const torch::Tensor& x,
   const bool drawing = is_training() && options.lfq().frac_per_sample_entropy() < 1;
   detail::check_depths("ResidualLFQ", dropping && !seed, rng);
   check_draws();
-  const auto group = levels[0]->group();
   // Before anything is drawn or rotated, so that ranks have equal state.
-  if (!group.empty()) handshake(group, x);
-  if (!depth) depth = detail::depth_in_use(options, dropping, seed, rng);
+  if (const auto ranks = group(); !ranks.empty()) handshake(ranks, x);
+  const auto used = detail::depth_in_use(options, dropping, seed, rng, depth);
   const auto draw = drawing ? rng.clone() : torch::Tensor();
   Pending pending{.stack = this, .output = {}, .steps = {}};
   auto own = family(draw, pending.steps);
   own.layout = std::move(own_layout);
-  const auto found = detail::run_stack(own, x, mask, *depth, call.return_all_codes());
+  const auto found = detail::run_stack(own, x, mask, used, call.return_all_codes());
   if (drawing || (dropping && !seed)) ops::advance_rng_(rng);
   pending.output = {found.quantized, found.indices, {}, found.all_codes};
   return pending;
@@ -242,23 +244,29 @@ torch::Tensor ResidualLFQImpl::losses(const Steps& steps,
     const auto& step = steps[index];
     auto how = step_options(index);
     const bool waits = levels[index]->is_training() && !how.scores();
-    losses.push_back(waits ? F::lookup_free_losses(step.signs, totals[index], how.scores(true)).loss
+    // A level that learns by itself has no part in the sums of the others.
+    const auto own = levels[index]->group().empty() ? std::nullopt : totals[index];
+    losses.push_back(waits ? F::lookup_free_losses(step.signs, own, how.scores(true)).loss
                            : step.losses.loss);
   }
   return detail::stack_levels(std::move(losses), static_cast<int64_t>(levels.size()), 0);
 }
 
 void ResidualLFQImpl::finish(std::vector<Pending>& stacks) {
-  const auto& first = *stacks[0].stack->levels[0];
   const auto count = stacks[0].stack->levels.size();
   std::vector<OptionalTensor> totals(stacks.size() * count);
-  if (const auto group = first.group(); !group.empty()) {
+  std::string group;
+  for (const auto& pending : stacks) {
+    if (group.empty()) group = pending.stack->group();
+  }
+  if (!group.empty()) {
+    const auto label = stacks[0].stack->levels[0]->label();
     std::vector<torch::Tensor> parts;
     for (const auto& pending : stacks) {
       for (auto& part : pending.stack->own_totals(pending.steps)) parts.push_back(std::move(part));
     }
     const auto summed =
-        distributed::all_reduce_statistics(at::stack(parts), {group, first.label()}).unbind();
+        distributed::all_reduce_statistics(at::stack(parts), {group, label}).unbind();
     std::copy(summed.begin(), summed.end(), totals.begin());
   }
   auto next = totals.cbegin();

@@ -171,10 +171,12 @@ ResidualSimVQOutput ResidualSimVQImpl::forward(const torch::Tensor& x,
   const auto& seed = call.rand_quantize_dropout_fixed_seed();
   const bool dropping = is_training() && drops();
   detail::check_depths("ResidualSimVQ", dropping && !seed, rng);
-  const auto group = levels[0]->group();
+  const auto group =
+      detail::shared_group(levels, [](const SimVQImpl& level) { return level.group(); });
   // Before anything is drawn, so that ranks have equal state.
   if (!group.empty()) handshake(group);
-  const auto depth = detail::depth_in_use(options, dropping, seed, rng);
+  std::optional<int64_t> drawn;
+  const auto depth = detail::depth_in_use(options, dropping, seed, rng, drawn);
   Walk walk;
   const auto found = detail::run_stack(family(walk), x, mask, depth, call.return_all_codes());
   if (dropping && !seed) ops::advance_rng_(rng);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -83,15 +84,29 @@ void check_depths(const char* owner, bool draws, const at::Tensor& rng);
 int64_t stack_depth(const std::optional<int64_t>& seed, const at::Tensor& rng,
                     const functional::DepthRule& rule);
 
-/// The number of levels that a forward of a stack with these options uses.
+/// The number of levels that a forward of a stack with these options uses. The groups that drop
+/// levels use as many: the first of them sets `depth`.
 template <typename Options>
 int64_t depth_in_use(const Options& options, bool dropping, const std::optional<int64_t>& seed,
-                     const at::Tensor& rng) {
+                     const at::Tensor& rng, std::optional<int64_t>& depth) {
   const auto levels = options.num_quantizers();
   if (!dropping) return levels;
-  return stack_depth(
-      seed, rng,
-      {levels, options.quantize_dropout_cutoff_index(), options.quantize_dropout_multiple_of()});
+  if (!depth) {
+    depth = stack_depth(
+        seed, rng,
+        {levels, options.quantize_dropout_cutoff_index(), options.quantize_dropout_multiple_of()});
+  }
+  return *depth;
+}
+
+/// The ranks that share a forward: the group of the first level that has one, because a level may
+/// evaluate, or learn by itself. Empty if none has one.
+template <typename Levels, typename GroupOf>
+std::string shared_group(const Levels& levels, const GroupOf& group_of) {
+  for (const auto& level : levels) {
+    if (auto group = group_of(*level); !group.empty()) return group;
+  }
+  return "";
 }
 
 }  // namespace torchvq::detail

@@ -43,6 +43,7 @@ bool steps_at_once(const ResidualVQImpl& rvq, const at::Tensor& tokens) {
     return false;  // later levels take a gradient from the codes, and so have an estimator
   }
   const auto& first = rvq.levels[0]->options;
+  const bool rotates = rvq.levels[0]->resolved().rotation_trick;
   const bool training = rvq.is_training();
   std::vector<const VectorQuantizeImpl*> levels;
   for (const auto& level : rvq.levels) levels.push_back(level.ptr().get());
@@ -50,7 +51,8 @@ bool steps_at_once(const ResidualVQImpl& rvq, const at::Tensor& tokens) {
   return std::all_of(rvq.levels.begin(), rvq.levels.end(), [&](const VectorQuantize& level) {
     const auto& codebook = *level->codebook_state;
     return level->is_training() == training && codebook.is_training() == training &&
-           codebook.initialised() && options_of_all(level->options) == options_of_all(first);
+           codebook.initialised() && level->resolved().rotation_trick == rotates &&
+           options_of_all(level->options) == options_of_all(first);
   });
 }
 

@@ -36,12 +36,6 @@ struct Scale {
 /// Reshapes (B, L, ...) to (1, B * L, ...), the shape in which codebooks take tokens.
 at::Tensor as_one(const at::Tensor& rows) { return rows.flatten(0, 1).unsqueeze(0); }
 
-/// Whether the codebook of a scale is frozen.
-bool freezes(const HierarchicalVQImpl& hvq, const VectorQuantizeImpl& vq,
-             const ScaleRequest& request) {
-  return request.frozen.value_or(hvq.options.freeze_codebook() || vq.options.freeze_codebook());
-}
-
 /// k-means on the first training tokens of all scales together, because the coarsest
 /// scale has few per sample.
 void prepare_shared(HierarchicalVQImpl& hvq, const at::Tensor& maps, const ScaleRequest& request) {
@@ -61,7 +55,7 @@ void prepare_shared(HierarchicalVQImpl& hvq, const at::Tensor& maps, const Scale
     }
   }
   const auto mask = masks.empty() ? std::nullopt : std::optional(at::cat(masks, 1).view({1, -1}));
-  prepare(vq, as_one(at::cat(tokens, 1)), mask, freezes(hvq, vq, request), request.ranks);
+  prepare(vq, as_one(at::cat(tokens, 1)), mask, freezes(hvq, vq, request.frozen), request.ranks);
 }
 
 Scale choose_scale(HierarchicalVQImpl& hvq, int64_t index, const at::Tensor& residual,
@@ -77,7 +71,7 @@ Scale choose_scale(HierarchicalVQImpl& hvq, int64_t index, const at::Tensor& res
   const auto targets =
       request.targets.empty() ? std::nullopt : std::optional(request.targets[index]);
   auto own_request = request_of_level(vq, targets, cell_mask, request.temperature,
-                                      freezes(hvq, vq, request), request.ranks);
+                                      freezes(hvq, vq, request.frozen), request.ranks);
   const auto projected = as_one(tokens);
   const bool shared = hvq.options.shared_codebook();
   if (!shared) prepare(vq, projected, mask, own_request.frozen, request.ranks);
@@ -138,7 +132,7 @@ Counts learn_scales(const HierarchicalVQImpl& hvq, const std::vector<Scale>& sca
                     const ScaleRequest& request) {
   std::vector<LearningLevel> levels;
   for (const auto* vq : quantizers) {
-    const bool learns = trains(*vq, freezes(hvq, *vq, request));
+    const bool learns = trains(*vq, freezes(hvq, *vq, request.frozen));
     const auto place = levels.size();
     const auto tokens = hvq.options.shared_codebook()
                             ? together(scales)
@@ -163,9 +157,10 @@ void finish_scales(HierarchicalVQImpl& hvq, const std::vector<Scale>& scales, co
   for (const auto& scale : scales) {
     const auto& vq = *scale.vq;
     const auto place = finished.size();
-    finished.push_back({vq.codebook_state->rng, tokens_of(scale),
-                        place < counts.size() ? counts[place] : at::Tensor(),
-                        draws(vq, freezes(hvq, vq, request)) || hvq.options.nested_dropout() > 0});
+    finished.push_back(
+        {vq.codebook_state->rng, tokens_of(scale),
+         place < counts.size() ? counts[place] : at::Tensor(),
+         draws(vq, freezes(hvq, vq, request.frozen)) || hvq.options.nested_dropout() > 0});
   }
   finish_levels(uses, finished, request.ranks);
   hvq.step_counts = std::move(uses);
@@ -193,6 +188,11 @@ at::Tensor mean_loss(const HierarchicalVQImpl& hvq, const std::vector<at::Tensor
 }
 
 }  // namespace
+
+bool freezes(const HierarchicalVQImpl& hvq, const VectorQuantizeImpl& vq,
+             const std::optional<bool>& asked) {
+  return asked.value_or(hvq.options.freeze_codebook() || vq.options.freeze_codebook());
+}
 
 ScaleWalk walk_scales(HierarchicalVQImpl& hvq, const at::Tensor& maps,
                       const ScaleRequest& request) {

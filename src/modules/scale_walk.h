@@ -28,6 +28,10 @@ struct ScaleWalk {
   at::Tensor loss;                  ///< the mean over the scales in use
 };
 
+/// Whether the codebook of a scale is frozen in a forward that asks for this, or for nothing.
+bool freezes(const HierarchicalVQImpl& hvq, const VectorQuantizeImpl& vq,
+             const std::optional<bool>& asked);
+
 /// Searches scale after scale; in training, also updates codebooks and counts the step.
 ///
 /// @param maps  (B, D, *S), float32 or float64.

@@ -54,6 +54,12 @@ detail::Request request_of(const VectorQuantizeImpl& vq, const torch::Tensor& x,
   };
 }
 
+/// Whether learning outside of forward replaces codes, and so counts them and draws; not in
+/// evaluation.
+bool replaces_codes(const CodebookImpl& codebook) {
+  return codebook.is_training() && codebook.has_dead_code_replacement();
+}
+
 }  // namespace
 
 VectorQuantizeImpl::VectorQuantizeImpl(VectorQuantizeOptions options_)
@@ -202,14 +208,8 @@ void VectorQuantizeImpl::check_topk(std::optional<int64_t> topk) const {
 
 void VectorQuantizeImpl::check_arguments(const torch::Tensor& x,
                                          const VectorQuantizeForwardOptions& call) const {
-  const auto& codebook = *codebook_state;
-  if (is_training() && (!codebook.initialised() || options.affine_param())) {
-    // Options changed since construction are checked here, before k-means or the affine statistics
-    // write to the state.
-    options.validate();
-    codebook.options.validate();
-  }
-  TORCH_CHECK_VALUE(options.affine_param() == codebook.batch_mean.defined(),
+  if (is_training()) detail::check_options_set_later(*this);
+  TORCH_CHECK_VALUE(options.affine_param() == codebook_state->batch_mean.defined(),
                     "VectorQuantize: expected affine_param to be given to the constructor, which "
                     "makes the statistics of the map, but got set on the module");
   detail::check_temperature(options, call.sample_codebook_temp(), kVectorQuantize);
@@ -286,7 +286,7 @@ CodebookStats VectorQuantizeImpl::stats(bool synced) const {
 
 // Learning outside of forward ---------------------------------------------------------------------
 
-void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch::Tensor& indices,
+void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch::Tensor& given,
                                             const OptionalTensor& mask) {
   if (!resolved().ema_update) {
     return;
@@ -294,6 +294,8 @@ void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch:
   at::NoGradGuard no_grad;
   const auto layout = detail::layout_of(options, kVectorQuantize);
   layout.check_input(x);
+  const auto indices = detail::unflattened(given, x, layout);
+  detail::check_targets(indices, x, layout, codebook_state->embed.size(1));
   const auto head_mask = layout.split_mask(layout.token_mask(x, mask, std::nullopt));
   auto inputs = layout.split_heads(project(layout.pack(x)));
   if (options.use_cosine_sim()) {
@@ -301,18 +303,21 @@ void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch:
   }
   const auto ranks = detail::ranks_of(*this, kVectorQuantize);
   detail::agree_to_learn(*this, ranks, inputs.scalar_type());
+  const bool replaces = replaces_codes(*codebook_state);
+  if (replaces) codebook_state->reset_replaced();
   codebook_state->learn(inputs, layout.split_indices(indices), head_mask, /*ema_update=*/true,
                         /*accumulate=*/false, std::nullopt, ranks);
+  if (replaces) ops::advance_rng_(codebook_state->rng);
 }
 
 void VectorQuantizeImpl::expire_codes_(const torch::Tensor& x) {
-  // Evaluation changes no state.
-  if (!codebook_state->is_training() || !codebook_state->has_dead_code_replacement()) return;
+  if (!replaces_codes(*codebook_state)) return;
   at::NoGradGuard no_grad;
   auto inputs = detail::layout_of(options, kVectorQuantize).split_heads(x);
   if (options.use_cosine_sim()) {
     inputs = ops::unit_vectors(inputs);
   }
+  codebook_state->reset_replaced();
   codebook_state->expire_codes(inputs, detail::ranks_of(*this, kVectorQuantize));
   ops::advance_rng_(codebook_state->rng);
 }

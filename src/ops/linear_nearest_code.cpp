@@ -9,6 +9,7 @@
 #include "detail/op_handle.h"
 #include "detail/token_checks.h"
 #include "ops/capture.h"
+#include "ops/nearest_code.h"
 
 namespace torchvq {
 
@@ -18,6 +19,7 @@ void check_linear_nearest_code(const at::Tensor& x, const at::Tensor& frozen,
                                const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   constexpr auto op = "linear_nearest_code";
   check_tokens(op, "x", x);
+  check_has_dim(op, x);
   check_size(op, "x", x, 0, 1, "head");
   check_floating(op, "frozen", frozen);
   check_rank(op, "frozen", frozen, 2, "(K, W)");

@@ -28,8 +28,7 @@ void check_codebook(const at::Tensor& x, const at::Tensor& codebook) {
       ": expected codebook to have 2 or 3 dimensions (K, D) or (H, K, D), but got shape ",
       codebook.sym_sizes());
   check_size(kNearestCode, "codebook", codebook, -1, x.sym_size(-1), "dim of x");
-  TORCH_CHECK_VALUE(x.sym_size(-1) >= 1, kNearestCode,
-                    ": expected x to have at least 1 dim, but got shape ", x.sym_sizes());
+  check_has_dim(kNearestCode, x);
   TORCH_CHECK_VALUE(codebook.sym_size(-2) >= 1, kNearestCode,
                     ": expected codebook to have at least 1 code, but got shape ",
                     codebook.sym_sizes());
@@ -66,6 +65,11 @@ void check_tokens_mask(const at::Tensor& x, const at::Tensor& mask) {
 }
 
 }  // namespace
+
+void check_has_dim(const char* op, const at::Tensor& x) {
+  TORCH_CHECK_VALUE(x.sym_size(-1) >= 1, op, ": expected x to have at least 1 dim, but got shape ",
+                    x.sym_sizes());
+}
 
 void check_nearest_code(const at::Tensor& x, const at::Tensor& codebook, std::string_view metric,
                         const std::optional<at::Tensor>& bias, std::optional<int64_t> topk,

@@ -18,6 +18,9 @@ void check_nearest_code(const at::Tensor& x, const at::Tensor& codebook, std::st
                         const std::optional<at::Tensor>& bias, std::optional<int64_t> topk,
                         const std::optional<at::Tensor>& mask);
 
+/// Throws if x has no features; for all operators that search.
+void check_has_dim(const char* op, const at::Tensor& x);
+
 /// Writes the results of padding to those of a search that has ignored the mask.
 void fill_padding_of(NearestCodeTensors& found, const std::optional<at::Tensor>& mask,
                      std::optional<int64_t> topk);

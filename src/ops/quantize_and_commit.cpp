@@ -7,6 +7,7 @@
 #include "detail/checks.h"
 #include "detail/op_handle.h"
 #include "ops/capture.h"
+#include "ops/nearest_code.h"
 #include "ops/quantize_and_commit.h"
 #include "ops/unit_vectors.h"
 
@@ -44,10 +45,12 @@ void check_quantize_and_commit(const at::Tensor& x, const at::Tensor& codebook,
                                std::string_view estimator, const std::optional<at::Tensor>& mask) {
   constexpr auto op = "quantize_and_commit";
   check_tokens_to_commit(op, x);
+  check_has_dim(op, x);
   check_floating(op, "codebook", codebook);
   check_rank(op, "codebook", codebook, 3, "(1, K, D)");
-  TORCH_CHECK_VALUE(codebook.sym_size(0) == 1, op,
-                    ": expected codebook to be one codebook (1, K, D), but got shape ",
+  TORCH_CHECK_VALUE(codebook.sym_size(0) == 1 && codebook.sym_size(1) >= 1, op,
+                    ": expected codebook to be one codebook (1, K, D) of at least 1 code, but got "
+                    "shape ",
                     codebook.sym_sizes());
   check_size(op, "x", x, -1, codebook.sym_size(2), "features of codebook");
   TORCH_CHECK_VALUE(

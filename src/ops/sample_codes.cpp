@@ -6,6 +6,7 @@
 #include "detail/random_tensor.h"
 #include "detail/token_checks.h"
 #include "ops/capture.h"
+#include "ops/nearest_code.h"
 #include "ops/sample_codes.h"
 
 namespace torchvq {
@@ -17,6 +18,7 @@ Metric check_sample_codes(const at::Tensor& x, const at::Tensor& codebook, const
                           std::optional<int64_t> topk) {
   constexpr auto op = "sample_codes";
   check_tokens(op, "x", x);
+  check_has_dim(op, x);
   check_codebook_of(op, codebook, x);
   check_rng(op, rng);
   check_same_device(op, "x", x, "rng", rng);

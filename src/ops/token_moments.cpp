@@ -14,6 +14,8 @@ void detail::check_token_moments(const at::Tensor& x, const std::optional<at::Te
   constexpr auto op = "token_moments";
   check_floating(op, "x", x);
   TORCH_CHECK_VALUE(x.dim() >= 1, op, ": expected x to have shape (*, D), but got a scalar");
+  TORCH_CHECK_VALUE(x.sym_size(-1) >= 1, op,
+                    ": expected x to have at least 1 feature, but got shape ", x.sym_sizes());
   if (!mask) return;
   check_dtype(op, "mask", *mask, at::kBool);
   const auto tokens = x.sym_sizes().slice(0, static_cast<size_t>(x.dim() - 1));

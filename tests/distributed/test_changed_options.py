@@ -171,3 +171,21 @@ def test_on_all_ranks(
         values = (1, 2.0)
     (same, first), (other, second) = two.run(changed_together, options, path, values)
     assert same and other and all(map(torch.equal, first, second))
+
+
+def beside_one_in_evaluation(rank: int, evaluating: int) -> tuple[bool, list[Tensor]]:
+    """Whether the codes of the other group move, and these codes on each rank."""
+    groups = build("GroupedResidualVQ", dict(affine_param=True))
+    groups.rvqs[evaluating].eval()
+    levels = groups.rvqs[1 - evaluating].layers
+    before = [level._codebook.embed.clone() for level in levels]
+    for step in range(3):
+        groups(tokens(rank, step), return_all_codes=True)
+    codes = [level._codebook.embed.clone() for level in levels]
+    return not any(map(torch.equal, before, codes)), codes
+
+
+@pytest.mark.parametrize("evaluating", [0, 1])
+def test_a_group_in_evaluation_does_not_part_the_ranks(two: Ranks, evaluating: int) -> None:
+    (moved, first), (_, second) = two.run(beside_one_in_evaluation, evaluating)
+    assert moved and all(map(torch.equal, first, second))

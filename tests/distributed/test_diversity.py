@@ -39,6 +39,7 @@ CASES: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
         ResidualVQ,
         dict(codebook_size=8, num_quantizers=4, quantize_dropout=True),
     ),
+    "residual_temperatures": (ResidualVQ, dict(codebook_size=8, num_quantizers=3)),
     # Each token has codes of its own.
     "implicit": (
         ResidualVQ,
@@ -55,7 +56,11 @@ def shares_of(name: str, size: int) -> tuple[int, ...]:
 def build(case: str, **options: Any) -> nn.Module:
     torch.manual_seed(3)
     kind, own = CASES[case]
-    return kind(dim=DIM, **{**OPTIONS, **own, **options}).double()
+    module = kind(dim=DIM, **{**OPTIONS, **own, **options}).double()
+    if case == "residual_temperatures":
+        for level, temperature in zip(module.layers, (2.0, 30.0, 0.5), strict=True):
+            level.codebook_diversity_temperature = temperature
+    return module
 
 
 class Encoded(nn.Module):

@@ -217,13 +217,15 @@ def test_a_group_of_its_own(two: Ranks) -> None:
 
 
 def stack_of(
-    rank: int | None, shares: tuple[int, ...], options: dict[str, Any], again: bool = False
+    rank: int | None, shares: tuple[int, ...], options: dict[str, Any], again: str | None = None
 ) -> Any:
     from torchvq import GroupedResidualLFQ, ResidualLFQ
 
     torch.manual_seed(4)
     encoder = nn.Linear(DIM, DIM).double()
     torch.manual_seed(5 if rank is None else 5 + 7 * rank)
+    options = dict(options)
+    evaluating = options.pop("evaluating", None)
     groups = options.get("groups", 1)
     stack = (GroupedResidualLFQ if groups > 1 else ResidualLFQ)(
         dim=DIM,
@@ -240,11 +242,13 @@ def stack_of(
     for module in stack.modules():
         if isinstance(module, LFQ):
             module.commitment_loss_weight = 0.0
+    if evaluating is not None:
+        stack.get_submodule(evaluating).eval()
     stack(encoder(0.001 * x), mask)
     torch.ops.torchvq.reset_traffic()
-    if again:
+    if again is not None:
         quantized, indices, losses = torch.utils.checkpoint.checkpoint(
-            stack, encoder(0.001 * x), mask, use_reentrant=False
+            stack, encoder(0.001 * x), mask, use_reentrant=again == "reentrant"
         )
     else:
         quantized, indices, losses = stack(encoder(0.001 * x), mask)
@@ -258,6 +262,9 @@ STACKS: dict[str, dict[str, Any]] = {
     "rotated": dict(orthogonal_rotation=True),
     "groups": dict(groups=2),
     "groups with dropout": dict(groups=2, quantize_dropout=True),
+    "first level evaluates": dict(evaluating="layers.0"),
+    "first group evaluates": dict(groups=2, evaluating="rvqs.0"),
+    "last group evaluates": dict(groups=2, evaluating="rvqs.1"),
 }
 
 
@@ -275,9 +282,33 @@ def test_stacks_send_once_for_all_levels(ranks: Ranks, shares: str, options: str
 
 
 @pytest.mark.parametrize("options", STACKS)
-def test_recomputed_stacks_send_once_and_find_the_same(two: Ranks, options: str) -> None:
+@pytest.mark.parametrize("kind", ["reentrant", "not reentrant"])
+def test_recomputed_stacks_send_once_and_find_the_same(two: Ranks, kind: str, options: str) -> None:
     plain = two.run(stack_of, (20, 40), STACKS[options])
-    again = two.run(stack_of, (20, 40), STACKS[options], True)
+    again = two.run(stack_of, (20, 40), STACKS[options], kind)
     for (_, loss, grad, _), (sent, own, found, _) in zip(plain, again, strict=True):
         assert sent == (1, 0, 0)
         assert torch.equal(own, loss) and torch.equal(found, grad)
+
+
+def by_itself(rank: int, level: int) -> tuple[Tensor, Tensor]:
+    """The losses of a stack with one level that ranks do not share, and of one of which they share none."""
+    from torchvq import ResidualLFQ
+
+    found = []
+    for own in ([level], range(3)):
+        stack = ResidualLFQ(dim=3, codebook_size=8, num_quantizers=3, commitment_loss_weight=0.0)
+        for index in own:
+            stack.layers[index].sync_codebook = False
+        found.append(stack(torch.randn(1, 9, 3, generator=torch.Generator().manual_seed(rank)))[2])
+    return found[0].detach(), found[1].detach()
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_level_that_learns_by_itself(two: Ranks, level: int) -> None:
+    (first, first_alone), (second, second_alone) = two.run(by_itself, level)
+    shared = [index for index in range(3) if index != level]
+    assert torch.equal(first[shared], second[shared]) and first[shared].all()
+    assert first[shared].ne(first_alone[shared]).all()
+    torch.testing.assert_close(first[level], first_alone[level])
+    torch.testing.assert_close(second[level], second_alone[level])

@@ -54,3 +54,15 @@ def test_each_keeps_its_own_where_it_is_told_to(two: Ranks) -> None:
     first, second = two.run(train, "SimVQ", True)
     assert not torch.equal(first["frozen"]["frozen_codebook"], second["frozen"]["frozen_codebook"])
     assert second["sent"] == (0, 0, 0, 0)
+
+
+def beside_one_in_evaluation(rank: int) -> list[torch.Tensor]:
+    module = build("ResidualSimVQ", rank)
+    module.layers[0].eval()
+    module(torch.randn(2, 5, DIM))
+    return [level.frozen_codebook for level in module.layers]
+
+
+def test_a_first_level_in_evaluation_does_not_part_the_ranks(two: Ranks) -> None:
+    first, second = two.run(beside_one_in_evaluation)
+    assert all(map(torch.equal, first, second))

@@ -186,7 +186,7 @@ def _by_hand() -> None:
     _ops.restore_tokens(x, x, mask=mask)
     _ops.restore_positions(indices, x)
     _ops.pool_scale_mask(mask, [2])
-    _ops.shared_diversity_totals([codes], [x], [codes], masks=[])
+    _ops.shared_diversity_totals([codes], [x], [codes], masks=[], temperatures=[1.0])
     _ops.search_losses(x, codes, x, indices, training=True, diversity_weight=0.1)
     means = [torch.zeros(1, 1, 4), torch.ones(1, 1, 4)] * 2
     _ops.affine_inputs(x, *means)

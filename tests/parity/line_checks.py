@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import vector_quantize_pytorch as reference
 
@@ -236,6 +237,21 @@ def update_minus_one():
             torch.testing.assert_close(vq._codebook.embed_avg[0], moved)
 
 
+def update_shape():
+    """An update by hand with the indices of two sequences of three tokens in the shape of three of two."""
+    x, indices = tokens(2, 3, 8), torch.arange(6).view(3, 2)
+    vq = reference.VectorQuantize(**OPTIONS, decay=0.5).eval()
+    sums = vq._codebook.embed_avg[0].clone()
+    vq.update_ema_indices(x, indices)
+    moved = 0.5 * (sums[:6] + x.flatten(0, 1))
+    torch.testing.assert_close(vq._codebook.embed_avg[0, :6], moved)
+    for own in ({}, dict(vqp_compat=True)):
+        for name in ("update_ema_indices", "update_indices"):
+            vq = torchvq.VectorQuantize(**OPTIONS, **own)
+            with pytest.raises(ValueError, match="VectorQuantize: expected indices"):
+                getattr(vq, name)(x, indices)
+
+
 def sim_evaluation_loss():
     for name, options in (("SimVQ", {}), ("ResidualSimVQ", dict(num_quantizers=2))):
         found = []
@@ -264,6 +280,7 @@ LINE_CHECKS = (
     in_place_ema,
     in_place_counts,
     update_minus_one,
+    update_shape,
     sim_evaluation_loss,
     lfq_stack_codes,
     cosine_length,

@@ -35,6 +35,16 @@ def test_evaluation_moves_the_averages_and_replaces_no_code(cosine: bool) -> Non
         assert (moved > 0.01).all()
 
 
+def test_flat_indices_are_taken_in_their_order() -> None:
+    x, indices = data()
+    theirs = reference.VectorQuantize(**OPTIONS).eval()
+    ours = torchvq.VectorQuantize(**OPTIONS).eval()
+    ours.load_state_dict(theirs.state_dict())
+    for module in (theirs, ours):
+        module.update_ema_indices(x.view(3, 10, 8), indices.flatten())
+    torch.testing.assert_close(ours._codebook.embed_avg, theirs._codebook.embed_avg)
+
+
 def test_steps_that_are_kept_replace_no_code_in_evaluation() -> None:
     ours = torchvq.VectorQuantize(**OPTIONS, sync_every=2).eval()
     before = ours._codebook.embed.clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import resource
 import shutil
@@ -303,6 +304,9 @@ def test_inspect_tells_what_a_file_holds(tmp_path: Path, vectors: Array, codec: 
         "float32",
         True,
     )
+    np.save(tmp_path / "f3.npy", np.asfortranarray(vectors.reshape(30, 100, 8)))
+    array = run_json("inspect", "f3.npy", cwd=tmp_path)
+    assert (array["shape"], array["fortran_order"]) == ([30, 100, 8], True)
     save_file({"a": vectors, "b": np.arange(3)}, tmp_path / "t.safetensors", {"who": "me"})
     tensors = run_json("inspect", "t.safetensors", cwd=tmp_path)
     assert tensors["kind"] == "tensors" and tensors["metadata"] == {"who": "me"}
@@ -310,6 +314,21 @@ def test_inspect_tells_what_a_file_holds(tmp_path: Path, vectors: Array, codec: 
         "a": {"dtype": "float32", "shape": [3000, 8]},
         "b": {"dtype": "int64", "shape": [3]},
     }
+
+
+@pytest.mark.parametrize("count", [-1.0, np.nan])
+def test_inspect_shows_a_codec_whose_counts_are_none(
+    count: float, tmp_path: Path, vectors: Array, codec: Array
+) -> None:
+    """The other commands read the codes alone."""
+    state = load_file(tmp_path / "codec.safetensors")
+    state["_codebook.cluster_size"][0, 3] = count
+    save_file(state, tmp_path / "odd.safetensors")
+    report = run_json("inspect", "odd.safetensors", cwd=tmp_path)
+    assert (report["kind"], report["codebook_size"]) == ("codec", 32) and "usage" not in report
+    said = run("inspect", "odd.safetensors", cwd=tmp_path).stdout
+    assert "usage" in said and "unknown (a count in the file is negative or not finite)" in said
+    run("eval", "odd.safetensors", "x.npy", cwd=tmp_path)
 
 
 def test_numbers_are_decimal(tmp_path: Path, vectors: Array) -> None:
@@ -372,6 +391,25 @@ def test_a_file_larger_than_the_address_space_streams(tmp_path: Path) -> None:
         **options,
     )  # fmt: skip
     assert report["streamed"] and report["vectors"] == rows
+
+
+def test_codes_of_one_long_clip_are_decoded_in_blocks(tmp_path: Path, codec: Array) -> None:
+    """Of shape (1, N): one row, which may be larger than the budget."""
+    codes = np.random.default_rng(0).integers(0, 32, 3_000_000).astype(np.uint8)
+    peaks = []
+    for name, array in (("flat", codes), ("row", codes[None])):
+        np.save(tmp_path / f"{name}.npy", array)
+        options = ["--memory", "16M", "--threads", "1", "--quiet", "-o", f"{name}_vectors.npy"]
+        command = [cli_path(), "decode", "codec.safetensors", f"{name}.npy", *options]
+        _, status, usage = os.wait4(subprocess.Popen(command, cwd=tmp_path).pid, 0)
+        assert status == 0
+        peaks.append(usage.ru_maxrss)
+    assert peaks[1] < 1.3 * peaks[0]
+    flat, row = (
+        np.load(tmp_path / f"{name}_vectors.npy", mmap_mode="r") for name in ("flat", "row")
+    )
+    assert row.shape == (1, *flat.shape)
+    np.testing.assert_array_equal(row[0], codec[codes])
 
 
 def address_space_to_start() -> int:

@@ -96,5 +96,7 @@ def test_bad_options(tmp_path: Path, vectors: Array) -> None:
     cosine = "--metric: expected euclidean with --refine, but got cosine"
     expect_bad_input(cosine, *common, "--refine", "2", "--metric", "cosine", cwd=tmp_path)
     expect_bad_input("--refine", *common, "--refine", "-1", cwd=tmp_path)
+    noise = "--refine-noise: expected 0 without --refine, but got 0.3"
+    expect_bad_input(noise, *common, "--refine-noise", "0.3", cwd=tmp_path)
     scalar = "--refine: expected 0 with --method lfq, but got 2"
     expect_bad_input(scalar, *common, "--method", "lfq", "--refine", "2", cwd=tmp_path)

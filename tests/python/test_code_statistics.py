@@ -48,7 +48,7 @@ def expected_statistics(x, indices, exponents, mask=None):
         groups: dict[int, list[list[float]]] = {k: [] for k in range(codes)}
         for n, k in enumerate(indices[h].tolist()):
             row, real = x[h, n].tolist(), mask is None or bool(mask.expand(indices.shape)[h, n])
-            if real and k >= 0 and all(map(math.isfinite, row)):
+            if real and k >= 0 and all(abs(v) <= 2.0**998 for v in row):
                 groups[k].append(row)
         for k, rows in groups.items():
             counts[h][k] = len(rows)
@@ -110,6 +110,15 @@ def test_code_statistics_leave_non_finite_rows_out(code_statistics, dtype, gener
     x, indices, exponents = make_arguments(generator, dtype)
     x[0, 3, 1], x[0, 9, 0], x[1, 4, 4], x[1, 7] = NAN, INF, -INF, NAN
     check(code_statistics(x, indices, exponents), expected_statistics(x, indices, exponents))
+
+
+def test_code_statistics_leave_rows_out_that_could_overflow_a_sum(code_statistics):
+    x = torch.tensor([[[2.0**998], [-(2.0**997)], [1e305], [-5e304], [1e308]]], dtype=torch.float64)
+    arguments = x, torch.zeros(1, 5, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int32)
+    result = code_statistics(*arguments)
+    check(result, expected_statistics(*arguments))
+    assert result[0].item() == 2
+    assert torch.ops.torchvq.decode_sums(*result[1:], dtype=torch.float64).item() == 2.0**997
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -6,7 +6,10 @@ import argparse
 import errno
 import json
 import os
+import signal
 import stat
+import struct
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load, load_file, save_file
-from torch import Tensor
+from safetensors.torch import load, load_file, save_file, save_model
+from torch import Tensor, nn
 
 from torchvq.convert import ConversionError, convert
 from torchvq.convert.__main__ import main
@@ -59,9 +62,26 @@ def test_levels_may_share_their_codes(tmp_path: Path) -> None:
     assert first.equal(tied[CODES.format(0)]) and second.equal(first)
 
 
+def test_levels_that_a_file_holds_once_are_all_read(tmp_path: Path) -> None:
+    """As save_model writes tensors that modules share: under one name, and the others in the metadata."""
+    book = nn.Module()
+    book.register_buffer("embed", torch.randn(8, 4))
+    book.register_buffer("cluster_size", torch.ones(8))
+    model = nn.Module()
+    model.layers = nn.ModuleList(nn.Module() for _ in range(3))
+    for level in model.layers:
+        level._codebook = book
+    save_model(model, str(tmp_path / "model.safetensors"))
+    assert len(load_file(tmp_path / "model.safetensors")) == 2
+    codec = convert(tmp_path / "model.safetensors", tmp_path / "codec.safetensors")
+    assert len(codec.levels) == 3
+    assert all(level.codebook.equal(book.embed) for level in codec.levels)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
+        (COUNTS.format(1), torch.full((8,), -1.0), "level 1 to have counts of at least 0, but got"),
         (COUNTS.format(1), torch.ones(7), r"level 1 to have 8 counts, but got shape \(7,\)"),
         (COUNTS.format(0), torch.full((8,), torch.inf), "level 0 to have finite counts"),
         (CODES.format(1), torch.full((8, 4), torch.nan), "level 1 to have finite codes"),
@@ -193,6 +213,43 @@ def test_what_trainers_save_beside_the_weights_is_left_out(tmp_path: Path) -> No
     assert len(convert(tmp_path, tmp_path / "codec.safetensors").levels) == 2
 
 
+def test_a_folder_holds_one_checkpoint(tmp_path: Path) -> None:
+    """Shards repeat no name."""
+    for epoch in (1, 2):
+        torch.save(
+            {CODES.format(q): torch.ones(8, 4) for q in range(4 - epoch)}, tmp_path / f"{epoch}.pt"
+        )
+    said = rf"expected one checkpoint in {tmp_path}, but got {CODES.format(0)} in 1\.pt and 2\.pt"
+    with pytest.raises(ConversionError, match=said):
+        convert(tmp_path, tmp_path / "codec.safetensors")
+    assert len(convert(tmp_path / "1.pt", tmp_path / "codec.safetensors").levels) == 3
+
+
+def test_sources_are_files_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe would be waited for; a folder may be called like a file."""
+    os.mkfifo(tmp_path / "pipe.pt")
+    for source in (tmp_path / "pipe.pt", tmp_path):
+        assert main([str(source), "-o", str(tmp_path / "codec.safetensors")]) == 2
+        said = f"torchvq.convert: expected {tmp_path / 'pipe.pt'} to be a file, but it is none\n"
+        assert capsys.readouterr().err == said
+    (tmp_path / "pipe.pt").unlink()
+    (tmp_path / "folder.safetensors").mkdir()
+    torch.save(stack(), tmp_path / "pytorch_model.bin")
+    assert len(convert(tmp_path, tmp_path / "codec.safetensors").levels) == 2
+
+
+def test_numbers_that_torch_cannot_read_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = {"dtype": "F4", "shape": [4, 4], "data_offsets": [0, 8]}
+    header = json.dumps({CODES.format(0): entry}).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    output = tmp_path / "codec.safetensors"
+    assert main([str(tmp_path / "model.safetensors"), "-o", str(output)]) == 2
+    said = f"torchvq.convert: expected {CODES.format(0)} to hold real numbers, but got a tensor of"
+    assert capsys.readouterr().err.startswith(said) and not output.exists()
+
+
 def test_links_are_followed_and_modes_kept(tmp_path: Path) -> None:
     link, place, plain = (tmp_path / f"{name}.safetensors" for name in ("link", "place", "plain"))
     link.symlink_to(place.name)
@@ -244,6 +301,39 @@ def test_a_write_that_fails_leaves_the_old_file(
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match=rf"^cannot write {path}: No space left on device$"):
         convert(stack(), path)
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_may_not_be_written_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "codec.safetensors"
+    path.write_bytes(b"old")
+    # Root may write every file.
+    monkeypatch.setattr(
+        os, "access", lambda place, mode: (os.fspath(place), mode) != (str(path), os.W_OK)
+    )
+    with pytest.raises(OSError, match=rf"^cannot write {path}: Permission denied$"):
+        convert(stack(), path)
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+ENDS = """
+import os, signal, sys, torch
+from torchvq.convert import convert
+
+os.fsync = lambda _: os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+convert({"layers.0._codebook.embed": torch.ones(8, 4)}, sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
+    """It comes while the temporary file waits for the disk."""
+    path = tmp_path / "codec.safetensors"
+    path.write_bytes(b"old")
+    done = subprocess.run([sys.executable, "-c", ENDS, str(path), name], check=False)
+    assert done.returncode == -getattr(signal, name)
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.utils.prune
-from hierarchical_vq_cases import DIM, build, data, half_mask
+from hierarchical_vq_cases import CODES, DIM, build, data, half_mask
 from torch.utils.checkpoint import checkpoint
 
 from support import assert_close_to_rounding
@@ -150,3 +150,28 @@ def test_a_frozen_forward_that_draws_nothing_leaves_the_generators(options):
         name for name, own in module.state_dict().items() if not torch.equal(own, before[name])
     ]
     assert bool(moved) == bool(options) and all(name.endswith("rng") for name in moved)
+
+
+@pytest.mark.parametrize("averages", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_codes_in_another_number_are_searched_counted_and_learnt(shared, averages):
+    module = build(shared_codebook=shared, kmeans_init=False, threshold_ema_dead_code=0)
+    quantizers = [module.vq] if shared else list(module.vqs)
+    for vq in quantizers:
+        codebook = vq._codebook
+        codebook.embed = torch.randn(1, 3 * CODES, DIM)
+        if averages:
+            codebook.embed_avg = codebook.embed.clone()
+            codebook.cluster_size = torch.ones(1, 3 * CODES)
+    before = [vq._codebook.embed.clone() for vq in quantizers]
+    x = data(4, DIM, 16)
+    found = module(x, freeze_codebook=True)
+    assert max(int(scale.max()) for scale in found.indices) >= CODES
+    if not averages:
+        return
+    found = module(x)
+    for vq, codes in zip(quantizers, before, strict=True):
+        assert not torch.equal(vq._codebook.embed, codes)
+    for stats, indices in zip(module.stats(), found.indices, strict=True):
+        assert stats.tokens == indices.numel()
+        assert stats.usage == pytest.approx(indices.unique().numel() / (3 * CODES))

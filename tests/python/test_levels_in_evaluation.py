@@ -8,6 +8,7 @@ import pytest
 import torch
 import vector_quantize_pytorch as reference
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import torchvq
 
@@ -20,6 +21,12 @@ STACKS = {
     "dropout": dict(num_quantizers=3, quantize_dropout=True),
     "dead": dict(num_quantizers=3, threshold_ema_dead_code=2),
     "compat": dict(num_quantizers=3, shared_codebook=True, vqp_compat=True),
+}
+
+GROUPS = {
+    "GroupedResidualVQ": dict(codebook_size=8),
+    "GroupedResidualLFQ": dict(codebook_size=16),
+    "GroupedResidualFSQ": dict(levels=[4, 4, 4, 4]),
 }
 
 
@@ -96,6 +103,44 @@ def test_groups_and_scales(generator):
     before = copy.deepcopy(scales)
     steps(scales, generator)
     assert not any(moved(scales, before))
+
+
+@pytest.mark.parametrize("evaluating", [0, 1])
+@pytest.mark.parametrize("kind", GROUPS)
+def test_groups_drop_levels_by_their_own_mode(kind, evaluating, generator):
+    options = GROUPS[kind] | dict(dim=8, groups=2, num_quantizers=4, quantize_dropout=True)
+    grouped = getattr(torchvq, kind)(**options)
+    grouped.rvqs[evaluating].eval()
+    depths = {0: set(), 1: set()}
+    for seed in [None] * 12 + list(range(12)):
+        x = torch.randn(1, 2, 8, generator=generator)
+        indices = grouped(x, rand_quantize_dropout_fixed_seed=seed).indices
+        for group, own in enumerate(indices[:, 0, 0]):
+            depths[group].add(int(own.ge(0).sum()))
+    assert depths[evaluating] == {4}
+    assert depths[1 - evaluating] == {1, 2, 3, 4}
+
+
+def test_all_groups_that_train_drop_the_same_levels(generator):
+    grouped = torchvq.GroupedResidualVQ(**SIZES, groups=4, num_quantizers=4, quantize_dropout=True)
+    for group in (0, 2):
+        grouped.rvqs[group].eval()
+    for _ in range(8):
+        used = grouped(torch.randn(1, 2, 8, generator=generator)).indices.ge(0)
+        assert torch.equal(used[1], used[3])
+
+
+@pytest.mark.parametrize("evaluating", [0, 1])
+def test_a_recomputed_group_learns_once_beside_one_in_evaluation(evaluating, generator):
+    plain = torchvq.GroupedResidualVQ(**SIZES, groups=2, num_quantizers=2, affine_param=True)
+    plain.rvqs[evaluating].eval()
+    again = copy.deepcopy(plain)
+    x = torch.randn(2, 12, 8, generator=generator, requires_grad=True)
+    plain(x, return_all_codes=True)
+    output = checkpoint(again, x, return_all_codes=True, use_reentrant=False)
+    output[0].sum().backward()
+    for name, value in again.state_dict().items():
+        assert torch.equal(value, plain.state_dict()[name]), name
 
 
 def test_options_that_are_set_on_a_level_hold_for_it(generator):

@@ -67,6 +67,7 @@ def test_opcheck(generator):
     ("change", "error", "message"),
     [
         (dict(x=torch.zeros(2, 4, 6)), ValueError, "expected x to have size 1"),
+        (dict(x=torch.zeros(1, 4, 0), weight=torch.zeros(0, 5)), ValueError, "at least 1 dim"),
         (dict(weight=torch.zeros(7, 5)), ValueError, "expected weight to have size 6"),
         (dict(weight=torch.zeros(6, 4)), ValueError, "expected weight to have size 5"),
         (dict(weight=torch.zeros(6, 5).half()), TypeError, "expected weight to be"),
@@ -83,5 +84,7 @@ def test_errors_name_the_argument(change, error, message, generator):
             strict=True,
         )
     )
-    with pytest.raises(error, match=message):
-        ops.linear_nearest_code(**(given | change))
+    given |= change
+    for device in ("cpu", "meta"):
+        with pytest.raises(error, match=f"linear_nearest_code: .*{message}"):
+            ops.linear_nearest_code(**{name: t.to(device) for name, t in given.items()})

@@ -98,6 +98,7 @@ def test_lookup_codes_compiles_without_graph_breaks(tokens, generator):
     ("change", "error", "fragment"),
     [
         (lambda c, i: (c[0], i), ValueError, "expected codebook to have 3 dimensions"),
+        (lambda c, i: (c[0, 0], i), ValueError, "expected codebook to have 3 dimensions"),
         (lambda c, i: (c, i[0]), ValueError, "expected indices to have 2 dimensions"),
         (lambda c, i: (c, i[:1]), ValueError, "expected indices to have size 2"),
         (lambda c, i: (c[:, :0], i), ValueError, "expected codebook to have at least 1 code"),

@@ -440,7 +440,7 @@ def test_what_torchvq_refuses_is_one_message(tmp_path: Path, capsys, monkeypatch
     Path("text.safetensors").write_text("no checkpoint")
     for arguments, message in {
         ("refused.py",): "decay=2): VectorQuantize: expected decay to be ",
-        ("text.safetensors",): "text.safetensors: expected a safetensors file: ",
+        ("text.safetensors",): "expected text.safetensors to be a safetensors file, but ",
         (
             "taken.py",
             "--output",

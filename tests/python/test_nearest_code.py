@@ -302,14 +302,14 @@ def test_nearest_code_gradients_pass_finite_differences(metric, topk, generator)
     for c, b in ((codebook, bias), shared, (codebook[:1].clone(), bias)):
         inputs = [tensor.clone().requires_grad_() for tensor in (x, c, b)]
 
-        def outputs(x, c, b):
-            out = nearest_code(
-                x, c, bias=b, metric=metric, topk=topk, return_codes=True, return_distances=True
-            )
-            return out.codes, out.distances
+        def outputs(x, c, b, codes=True):
+            options = dict(metric=metric, topk=topk, return_codes=codes, return_distances=True)
+            out = nearest_code(x, c, bias=b, **options)
+            return (out.codes, out.distances) if codes else out.distances
 
         assert torch.autograd.gradcheck(outputs, inputs)
         assert torch.autograd.gradgradcheck(outputs, inputs)
+        assert torch.autograd.gradgradcheck(lambda *args: outputs(*args, codes=False), inputs)
 
 
 def test_nearest_code_sums_the_gradients_of_each_code(generator):

@@ -308,7 +308,10 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         (X, CODEBOOK, normal(2, 9, 4), INDICES),
         dict(mask=MASK, training=True, pulls_codes=True, diversity_weight=0.1),
     ),
-    "shared_diversity_totals": (([CODEBOOK, CODEBOOK], [X], [CODEBOOK]), dict(masks=[MASK])),
+    "shared_diversity_totals": (
+        ([CODEBOOK, CODEBOOK], [X], [CODEBOOK]),
+        dict(masks=[MASK], temperatures=[100.0]),
+    ),
     "weighted_loss": (([normal(), normal()], [0.5, 2.0], True), {}),
     "gather_moments": ((normal(3, 4),), MOMENTS),
     "attach_moments": ((normal(3, 4), normal(3, 4)), MOMENTS),

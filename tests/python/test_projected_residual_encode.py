@@ -219,6 +219,14 @@ def test_codes_of_zeros(encode, tokens, zero_code, dtype, generator):
     assert set(wanted[1][..., 0].flatten().tolist()) <= {0, 1}
 
 
+def test_codes_of_zeros_are_last_if_zero_code_is_infinite_in_float32(encode, generator):
+    x, levels = make(generator, (1, 20))
+    levels.codebooks[0][3] = 0
+    others = expected(x, levels, "cosine", 1e30)
+    close(encode(x, *levels, metric="cosine", zero_code=1e39), others)
+    assert len(set(others[1][..., 0].flatten().tolist()) - {3}) > 1
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1e-15, 1e15, 1e25])
 @pytest.mark.parametrize("tokens", [2, 50])
 def test_lengths_of_codes_do_not_matter_but_at_the_ends(encode, tokens, scale, generator):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 from support import any_path
 
@@ -358,6 +359,8 @@ def test_strides_do_not_matter():
         (dict(x=torch.zeros(2, 5).long()), TypeError, "expected x"),
         (dict(codebook=torch.zeros(11, 5)), ValueError, r"codebook .*\(1, K, D\)"),
         (dict(codebook=torch.zeros(2, 11, 5)), ValueError, "one codebook"),
+        (dict(codebook=torch.zeros(1, 0, 5)), ValueError, "at least 1 code"),
+        (dict(x=torch.zeros(2, 0), codebook=torch.zeros(1, 9, 0)), ValueError, "at least 1 dim"),
         (dict(codebook=torch.zeros(1, 11, 5).long()), TypeError, "expected codebook"),
         (dict(estimator="gumbel"), ValueError, "expected estimator"),
         (dict(mask=torch.ones(1, 2)), TypeError, "expected mask"),
@@ -366,9 +369,10 @@ def test_strides_do_not_matter():
     ],
     ids=str,
 )
-def test_bad_arguments_are_refused(change, error, message):
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_bad_arguments_are_refused(change, error, message, device):
     arguments = dict(x=torch.zeros(2, 5), codebook=torch.zeros(1, 11, 5), estimator="none")
-    arguments |= change
+    arguments = tree_map_only(torch.Tensor, lambda t: t.to(device), arguments | change)
     with pytest.raises(error, match=f"quantize_and_commit: .*{message}"):
         ops.quantize_and_commit(**arguments)
 

@@ -19,6 +19,7 @@ from torchvq import (
     GroupedResidualFSQ,
     GroupedResidualVQ,
     HierarchicalVQ,
+    RandomProjectionQuantizer,
     ResidualVQ,
     VectorQuantize,
 )
@@ -71,6 +72,29 @@ def test_targets_of_one_codebook(learning: str, case: str) -> None:
         leaves_no_trace(
             vq, lambda vq: vq(X, indices=targets), error, "VectorQuantize: expected indices"
         )
+
+
+@pytest.mark.parametrize("case", TARGETS)
+def test_indices_from_which_a_codebook_learns(case: str) -> None:
+    targets, error = TARGETS[case]
+    for training in (True, False):
+        vq = VectorQuantize(4, 8, threshold_ema_dead_code=2).train(training)
+        leaves_no_trace(
+            vq, lambda vq: vq.update_ema_indices(X, targets), error, "VectorQuantize: expected"
+        )
+
+
+@pytest.mark.parametrize("case", TARGETS)
+def test_targets_of_random_projections(case: str) -> None:
+    targets, error = TARGETS[case]
+    for codebooks in (1, 2):
+        module = RandomProjectionQuantizer(
+            dim=4, codebook_size=8, codebook_dim=3, num_codebooks=codebooks
+        )
+        own = targets if codebooks == 1 else torch.stack([targets, targets], -1)
+        with pytest.raises(error, match="RandomProjectionQuantizer: expected indices"):
+            module(X, own)
+        assert module(X, module(X)).isfinite()
 
 
 @pytest.mark.parametrize("case", TARGETS)

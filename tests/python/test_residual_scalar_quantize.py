@@ -120,6 +120,22 @@ def test_residual_scalar_quantize_marks_rows_that_are_not_finite():
         assert quantized[2].isfinite().all()
 
 
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_residual_scalar_quantize_gradient_looks_at_features_alone(bound):
+    backward = any_path("residual_scalar_quantize_backward")
+    x, scales = torch.tensor([[1.1, math.nan], [0.3, math.inf], [1.1, 0.2]]), scales_of([5, 5], 2)
+    for own in (scales, scales * torch.tensor([1.0, 0.0])):
+        arguments = torch.ones(3, 2), x, [5, 5], own, bound
+        wide = [t.double() if isinstance(t, torch.Tensor) else t for t in arguments]
+        found = ops.residual_scalar_quantize_backward(*arguments)
+        alone = ops.residual_scalar_quantize_backward(
+            found[:, :1] * 0 + 1, x[:, :1], [5], own[:, :1], bound
+        )
+        assert torch.equal(found[:, :1], alone)
+        for other in (backward(*arguments), ops.residual_scalar_quantize_backward(*wide).float()):
+            torch.testing.assert_close(other, found, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
 def test_residual_scalar_quantize_of_nothing():
     for shape in ((0, 2), (3, 0, 2)):
         quantized, indices = ops.residual_scalar_quantize(

@@ -46,6 +46,17 @@ def assert_same_steps(a, b, steps: int = 2) -> None:
     assert_same_state(a, state(b))
 
 
+@pytest.mark.parametrize("mode", ["training", "evaluation"])
+def test_a_group_whose_codes_are_refused_leaves_the_others_as_they_are(mode: str) -> None:
+    stack = GroupedResidualVQ(dim=2 * DIM, groups=2, num_quantizers=2, codebook_size=CODES)
+    last = stack.rvqs[1].train(mode == "training").layers[1]._codebook
+    last.embed = torch.randn(1, CODES + 1, DIM) if mode == "training" else torch.randn(CODES, DIM)
+    before = state(stack)
+    with pytest.raises(ValueError, match="expected embed to have the shape"):
+        stack(torch.randn(1, 6, 2 * DIM))
+    assert_same_state(stack, before)
+
+
 def through_pickle(stack):
     return pickle.loads(pickle.dumps(stack))
 

@@ -341,6 +341,11 @@ def test_sample_codes_passes_opcheck_and_compiles(topk, layout, generator):
             ValueError,
             "expected codebook to have size 5",
         ),
+        (
+            lambda x, c: (x[..., :0], c[..., :0], RNG, 1.0, "cosine"),
+            ValueError,
+            "expected x to have at least 1 dim",
+        ),
         (lambda x, c: (x, c, RNG[:1], 1.0, "cosine"), ValueError, "expected rng to have shape"),
         (lambda x, c: (x, c, RNG.float(), 1.0, "cosine"), TypeError, "expected rng to be Long"),
         (
@@ -360,6 +365,9 @@ def test_sample_codes_names_bad_arguments(sample_codes, change, error, fragment,
     x, codebook, rng, temperature, metric = change(x, codebook)
     with pytest.raises(error, match=f"sample_codes: {fragment}"):
         sample_codes(x, codebook, rng, temperature=temperature, metric=metric)
+    on_meta = [tensor.to("meta") for tensor in (x, codebook, rng)]
+    with pytest.raises(error, match=f"sample_codes: {fragment}"):
+        torch.ops.torchvq.sample_codes(*on_meta, temperature=temperature, metric=metric)
 
 
 @pytest.mark.parametrize("topk", [-1, 0, 7])

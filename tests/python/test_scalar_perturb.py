@@ -101,9 +101,34 @@ def test_scalar_perturb_masked_equals_the_real_tokens_alone(generator):
     torch.testing.assert_close(found[3], alone[3])
 
 
+@pytest.mark.parametrize("default", [torch.float32, torch.bfloat16], ids=str)
+def test_scalar_perturb_acceptance_is_a_quotient_in_float64(default, generator):
+    x = torch.randn(40, 3, generator=generator, dtype=torch.float64)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        for form in ("unit", "inverse"):
+            options = dict(quantize_rate=0.5, cdf="normal", form=form)
+            found = ops.scalar_perturb(x, LEVELS, RNG, **options)
+            other = any_path("scalar_perturb")(x, LEVELS, RNG, **options)
+            assert found[3] == other[3] and found[3] != found[3].float()
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_scalar_act_levels_by_hand():
     act = torch.tensor([[0.0, 0.2], [0.1249999, 0.99], [0.125, 1.0], [math.nan, 2.0]])
     assert ops.scalar_act_levels(act, [8, 5]).tolist() == [[0, 1], [0, 4], [1, 4], [0, 4]]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_token_moments_need_a_feature(device):
+    x, mask = torch.zeros(2, 3, 0, device=device), torch.ones(2, 3, dtype=torch.bool, device=device)
+    for options in ({}, dict(mask=mask)):
+        with pytest.raises(
+            ValueError, match="token_moments: expected x to have at least 1 feature"
+        ):
+            ops.token_moments(x, **options)
 
 
 @pytest.mark.parametrize("masked", [False, True])

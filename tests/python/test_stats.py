@@ -62,6 +62,33 @@ def test_separate_codebooks_are_averaged_over_heads() -> None:
     check(vq.stats(), indices.movedim(-1, 0), 9, heads=2)
 
 
+@pytest.mark.parametrize("way", ["update_ema_indices", "expire_codes_"])
+def test_learning_outside_of_forward_counts_its_own_replacements_and_draws_anew(way: str) -> None:
+    support.seed_everything()
+    vq = VectorQuantize(DIM, 12, threshold_ema_dead_code=0.5, decay=0.1)
+    state, x = copy.deepcopy(vq.state_dict()), tokens()
+    drawn = []
+    for _ in range(3):
+        with torch.no_grad():
+            for name in ("embed", "embed_avg", "cluster_size"):
+                getattr(vq._codebook, name).copy_(state[f"_codebook.{name}"])
+        if way == "expire_codes_":
+            vq._codebook.cluster_size[:, 1:] = 0
+            vq.expire_codes_(x)
+        else:
+            vq.update_ema_indices(x, torch.zeros(2, 40, dtype=torch.long))
+        assert vq.stats().replaced == 11
+        drawn.append(vq.codebook[1:].clone())
+    assert not torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2])
+    # Evaluation replaces nothing, and tells what training replaced.
+    before = copy.deepcopy(vq.eval()._codebook.rng)
+    if way == "expire_codes_":
+        vq.expire_codes_(x)
+    else:
+        vq.update_ema_indices(x, torch.zeros(2, 40, dtype=torch.long))
+    assert vq.stats().replaced == 11 and torch.equal(vq._codebook.rng, before)
+
+
 def test_no_tokens_are_zero() -> None:
     support.seed_everything()
     vq = VectorQuantize(DIM, 12)

@@ -266,6 +266,38 @@ def test_an_optimizer_of_its_own_steps_once(reentrant: bool) -> None:
         assert_same_state(module, state(plain))
 
 
+@pytest.mark.parametrize("levels", [None, 2])
+@pytest.mark.parametrize("reentrant", REENTRANT)
+def test_statistics_that_move_after_a_step_of_its_own_optimizer(
+    reentrant: bool, levels: int | None
+) -> None:
+    """With vqp_compat the statistics of the affine map follow each such step once more, as in the reference."""
+
+    def make() -> nn.Module:
+        options: dict[str, Any] = dict(affine_param=True, learnable_codebook=True, ema_update=False)
+        options["in_place_codebook_optimizer"] = lambda own: torch.optim.SGD(own, lr=0.3)
+        torch.manual_seed(1)
+        if levels is None:
+            return VectorQuantize(dim=DIM, codebook_size=8, vqp_compat=True, **options)
+        return ResidualVQ(
+            dim=DIM, codebook_size=8, num_quantizers=levels, vqp_compat=True, **options
+        )
+
+    plain, module = make(), make()
+    for step in range(3):
+        x = 3 * torch.randn(2, 6, DIM, generator=torch.Generator().manual_seed(step)) + step
+        seen = []
+        for own, forward in ((plain, plain), (module, checkpointed(module, reentrant))):
+            leaf = x.clone().requires_grad_()
+            quantized, _, loss = forward(leaf)
+            (quantized.square().sum() + loss.sum()).backward()
+            codes = [codes.grad for codes in own.parameters()]
+            seen.append([quantized, loss, leaf.grad, *codes])
+        for expected, found in zip(*seen, strict=True):
+            assert torch.equal(found, expected)
+        assert_same_state(module, state(plain))
+
+
 @pytest.mark.parametrize("reentrant", REENTRANT)
 def test_evaluation_inside_a_region(reentrant: bool) -> None:
     module = build("learnable").eval()

@@ -54,7 +54,8 @@ using FitStackProgress = std::function<void(int64_t column, int64_t pass, int64_
 /// Determinism  the same bits for any block size, any memory, any number of threads.
 /// Throws       as fit_codebook(); c10::ValueError for levels, groups or beam < 1, groups that do
 ///              not divide the dimension, the cosine metric with several codebooks or refine > 0,
-///              refine < 0, and vectors so large that float32 cannot hold what a level leaves.
+///              refine < 0, refine_noise < 0 or not finite, and vectors so large that float32
+///              cannot hold what a level leaves.
 TORCHVQ_API FitStackOutput fit_stack(const functional::VectorBlocks& vectors,
                                      const FitStackOptions& options,
                                      const FitStackProgress& progress = nullptr);

@@ -34,8 +34,8 @@ struct TORCHVQ_API ScalarCodec {
 };
 
 /// Throws c10::ValueError, in the name of `where`, unless the parts of a codec fit each other: a
-/// known method, at least one codebook of levels of at least 2 (of 2 for lfq), and maps of the
-/// shapes above, which are missing only if F = D.
+/// known method, at least one codebook of levels of 2 to 65536 (of 2 for lfq) whose product is at
+/// most 2^62, and maps of the shapes above, which are missing only if F = D.
 TORCHVQ_API void check_scalar_codec(const char* where, const ScalarCodec& codec);
 
 /// Codes of vectors: `in_weight x + in_bias`, rounded.

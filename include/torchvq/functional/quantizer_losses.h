@@ -87,9 +87,10 @@ TORCHVQ_API QuantizerLosses search_losses(const SearchedTokens& searched,
 ///
 /// @param codebooks  of all levels, (H, K, D); those beyond `searched` are dropped and take part
 ///                   with zeros, so that the message does not depend on the depth.
+/// @param options    of each level in `searched`.
 TORCHVQ_API std::vector<std::optional<at::Tensor>> shared_totals(
     at::TensorList codebooks, const std::vector<SearchedTokens>& searched,
-    const QuantizerLossOptions& options, const distributed::SyncOptions& sync);
+    const std::vector<QuantizerLossOptions>& options, const distributed::SyncOptions& sync);
 
 /// The orthogonal loss of the codes (H, K, D) after a step. Undefined if there is no such term.
 ///

@@ -47,6 +47,10 @@ class TORCHVQ_API ArraySource {
   /// several threads. Throws c10::ValueError if the file was truncated after it was opened.
   at::Tensor read(int64_t first, int64_t count) const;
 
+  /// Elements [first, first + count) of an array in C order, (count,), as read() otherwise: for
+  /// rows larger than a block.
+  at::Tensor read_flat(int64_t first, int64_t count) const;
+
  private:
   at::Tensor read_columns(int64_t first, int64_t count) const;
 
@@ -88,6 +92,9 @@ class TORCHVQ_API IndexSource {
   ///
   /// Throws       c10::ValueError naming the first index of 2^63 or more (dtype uint64).
   at::Tensor read(int64_t first, int64_t count) const;
+
+  /// Elements [first, first + count), as ArraySource::read_flat() reads them.
+  at::Tensor read_flat(int64_t first, int64_t count) const;
 
  private:
   ArraySource array_;

@@ -29,6 +29,18 @@ namespace torchvq::io {
 /// Example      auto x = torchvq::io::load_npy("vectors.npy");
 TORCHVQ_API at::Tensor load_npy(const std::string& path);
 
+/// What the header of a .npy file says of its array.
+struct NpyHeader {
+  at::ScalarType dtype;
+  std::vector<int64_t> shape;
+  bool fortran_order;
+};
+
+/// Reads the header alone, of arrays in any order, which ArraySource may refuse.
+///
+/// Throws       as load_npy().
+TORCHVQ_API NpyHeader load_npy_header(const std::string& path);
+
 /// Writes `tensor` (any strides, device and shape) in C order, atomically (see OutputFile).
 ///
 /// Throws       IoError when the file cannot be written; c10::TypeError for dtypes that the format

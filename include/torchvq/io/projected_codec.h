@@ -20,7 +20,8 @@ namespace torchvq::io {
 /// A missing map is the identity. Metadata: format_version, class
 /// (ProjectedCodec), dim, metric, torchvq_version.
 ///
-/// Throws       as fit::check_projected_codec().
+/// Throws       as fit::check_projected_codec(); c10::ValueError for numbers that are not finite in
+///              float32.
 TORCHVQ_API void save_projected_codec(OutputFile& file, const fit::ProjectedCodec& codec);
 TORCHVQ_API void save_projected_codec(const std::string& path, const fit::ProjectedCodec& codec);
 

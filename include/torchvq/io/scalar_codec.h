@@ -18,6 +18,7 @@ namespace torchvq::io {
 /// Python   fsq = torchvq.FSQ(levels, dim=D, num_codebooks=C)
 ///          lfq = torchvq.LFQ(dim=D, codebook_size=K, num_codebooks=C, has_projections=True)
 ///          fsq.load_state_dict(safetensors.torch.load_file("codec.safetensors"))
+/// Throws   as fit::check_scalar_codec(); c10::ValueError for maps that are not finite in float32.
 TORCHVQ_API void save_scalar_codec(OutputFile& file, const fit::ScalarCodec& codec);
 
 /// Reads such a file.

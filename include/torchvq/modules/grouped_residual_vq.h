@@ -32,7 +32,8 @@ class TORCHVQ_API GroupedResidualVQImpl : public CheckedLoad<GroupedResidualVQIm
       const std::optional<torch::Device>& device = std::nullopt) const override;
 
   /// Quantizes x; in training also updates the codebooks. See ResidualVQImpl::forward; targets,
-  /// indices, loss and codes have the groups as first axis. All groups drop the same levels.
+  /// indices, loss and codes have the groups as first axis. All groups in training drop the same
+  /// levels.
   ResidualVQOutput forward(const torch::Tensor& x, const ResidualVQForwardOptions& call = {});
 
   /// Codes (G, Q, B, *, D) of indices (G, B, *, q); see ResidualVQImpl.

@@ -67,7 +67,7 @@ class TORCHVQ_API ResidualFSQImpl : public KeptBuffers<ResidualFSQImpl> {
   /// Distributed  nothing is communicated; ranks drop the same levels.
   /// Throws       c10::ValueError for wrong shapes, c10::TypeError for wrong dtypes.
   ResidualFSQOutput forward(const torch::Tensor& x, const ResidualFSQForwardOptions& call = {});
-  /// forward for a group: uses `depth` levels if it is given, else sets it to the number used.
+  /// forward for a group: if it drops levels, it uses `depth` of them if that is given, else sets it.
   ResidualFSQOutput forward_to_depth(const torch::Tensor& x, const ResidualFSQForwardOptions& call,
                                      std::optional<int64_t>& depth);
 
@@ -124,7 +124,7 @@ class TORCHVQ_API GroupedResidualFSQImpl : public CheckedLoad<GroupedResidualFSQ
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
 
-  /// See ResidualFSQImpl::forward; all groups drop the same levels.
+  /// See ResidualFSQImpl::forward; all groups in training drop the same levels.
   ResidualFSQOutput forward(const torch::Tensor& x, const ResidualFSQForwardOptions& call = {});
   /// Codes (G, Q, B, *, D) of indices (G, B, *, q); see ResidualFSQImpl.
   torch::Tensor get_codes_from_indices(const torch::Tensor& indices);

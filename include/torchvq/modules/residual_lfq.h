@@ -98,12 +98,14 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
     ResidualLFQOutput output;
     Steps steps;
   };
-  /// Uses `depth` levels if it is given, else sets it to the number used.
+  /// If it drops levels, it uses `depth` of them if that is given, else sets it.
   Pending start(const torch::Tensor& x, const ResidualLFQForwardOptions& call,
                 std::optional<int64_t>& depth, bool channel_first);
   /// Fills in the losses: one all-reduce for all levels of all stacks.
   static void finish(std::vector<Pending>& stacks);
   void check_draws() const;
+  /// The ranks that share the entropies; empty if there are none.
+  std::string group() const;
   detail::Layout layout() const;
   detail::StackFamily family(const torch::Tensor& draw, Steps& steps);
   /// Options of a step of a level.
@@ -132,7 +134,8 @@ class TORCHVQ_API GroupedResidualLFQImpl : public CheckedLoad<GroupedResidualLFQ
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
 
-  /// See ResidualLFQImpl::forward; all groups drop the same levels, and share its all-reduce.
+  /// See ResidualLFQImpl::forward; all groups share its all-reduce, and in training drop the same
+  /// levels.
   ResidualLFQOutput forward(const torch::Tensor& x, const ResidualLFQForwardOptions& call = {});
   /// Codes (G, Q, B, *, D) of indices (G, B, *, q); see ResidualLFQImpl.
   torch::Tensor get_codes_from_indices(const torch::Tensor& indices);

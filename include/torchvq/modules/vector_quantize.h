@@ -111,7 +111,7 @@ class TORCHVQ_API VectorQuantizeImpl : public CheckedLoad<VectorQuantizeImpl>,
   CodebookStats stats(bool synced = false) const;
 
   /// One codebook update from tokens with known indices; in evaluation without replacement of dead
-  /// codes. Arguments as for forward.
+  /// codes. Arguments as for forward; indices may be flat, in one axis.
   void update_ema_indices(const torch::Tensor& x, const torch::Tensor& indices,
                           const std::optional<torch::Tensor>& mask = std::nullopt);
   /// Replaces dead codes by tokens of x (B, N, heads * D), which are already projected; does

@@ -33,8 +33,8 @@ namespace torchvq::ops {
 ///
 /// Gradient     none.
 /// Empty        N == 0 gives zeros.
-/// Non-finite   a row with NaN or infinity is neither counted nor added, and does not raise an
-///              exponent.
+/// Non-finite   a row with NaN, infinity or a magnitude above 2^998 (3e300) is neither counted nor
+///              added, and does not raise an exponent.
 /// Precision    error per token at most 2^(e - 31), for float64 tokens 2^(e - 63).
 ///              No overflow for up to 2^25 tokens with any data, or 2^33 if no token exceeds its
 ///              exponent.

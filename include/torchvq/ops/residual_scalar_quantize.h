@@ -26,7 +26,8 @@ namespace torchvq::ops {
 ///              slope of the bound of level n. Not differentiable again.
 /// Exactness    the numbers of Q calls of scalar_quantize(): the same bits on every device and for
 ///              every instruction set.
-/// Non-finite   a row with NaN or infinity is NaN and has indices 0.
+/// Non-finite   a row with NaN or infinity is NaN and has indices 0; the gradient looks at each feature
+///              alone.
 /// Empty        gives empty results.
 /// Throws       c10::ValueError for bad shapes, levels and bounds, c10::TypeError for bad dtypes.
 TORCHVQ_API std::pair<at::Tensor, at::Tensor> residual_scalar_quantize(

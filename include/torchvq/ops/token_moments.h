@@ -12,7 +12,7 @@ namespace torchvq::ops {
 
 /// Central sums of the tokens: [n, mean (D), M2 (D), M3 (D), M4 (D)], M_k = sum (x - mean)^k.
 ///
-/// @param x     (*, D), floating point.
+/// @param x     (*, D), floating point. D >= 1.
 /// @param mask  (*), bool, true for real tokens.
 /// @return      (1 + 4 D), float64 (float32 on MPS); all 0 without tokens.
 ///

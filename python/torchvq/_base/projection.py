@@ -1,5 +1,7 @@
 """The linear maps between the features of the input and those of the codes."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -90,8 +92,11 @@ def _parameters_of(layer: nn.Module) -> list[Tensor]:
     ]
 
 
-def decoding_dtype(*projections: nn.Module) -> torch.dtype:
-    """float64 if a projection has a float64 parameter, else float32."""
+def decoding_dtype(*projections: nn.Module, state: Iterable[Tensor | None] = ()) -> torch.dtype:
+    """float64 if a projection has a float64 parameter, or the decoder float64 state, else float32."""
+    # First the state: stacks ask once a level, and a walk over all modules takes longer than to decode few tokens.
+    if any(own is not None and own.dtype == torch.float64 for own in state):
+        return torch.float64
     for layer in projections:
         own = layer._parameters.values() if layer._parameters else _parameters_of(layer)
         if any(tensor is not None and tensor.dtype == torch.float64 for tensor in own):

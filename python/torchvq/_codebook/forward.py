@@ -10,12 +10,14 @@ from torchvq._base.projection import project, projects_nothing
 from torchvq._base.ranks import ALONE, ranks_of
 from torchvq._base.wide_buffers import widened
 from torchvq._codebook.messages import agree, agree_to_learn
-from torchvq._codebook.request import Request
+from torchvq._codebook.request import Request, check_targets, unflattened
 from torchvq._codebook.search import prepare, stored_codes
+from torchvq._codebook.stats import begin_step
 from torchvq._codebook.step import ForwardResult, step
 from torchvq.outputs import LossBreakdown, QuantizeOutput, QuantizeOutputWithBreakdown
 
 if TYPE_CHECKING:
+    from torchvq.codebook import Codebook
     from torchvq.vector_quantize import VectorQuantize
 
 _ops = torch.ops.torchvq
@@ -83,28 +85,42 @@ def learn_from_indices(
     vq: "VectorQuantize", x: Tensor, indices: Tensor, mask: Tensor | None
 ) -> None:
     """One update of the codebook from tokens whose codes are given."""
-    layout = vq._layout
+    codebook, layout = vq._codebook, vq._layout
     layout.check_input(x)
+    indices = unflattened(indices, x, layout)
+    if not torch.compiler.is_compiling():
+        check_targets(indices, x, layout, codebook.checked_embed().shape[1])
     token_mask = layout.token_mask(x, mask, None)
     head_mask = None if token_mask is None else layout.split_mask(token_mask)
     with torch.no_grad():
         inputs = _metric_space(vq, layout.split_heads(project(vq.project_in, layout.pack(x))))
         ranks = ranks_of(vq, "VectorQuantize")
         agree_to_learn(vq, ranks, inputs.dtype)
-        vq._codebook.learn(
+        replaces = _replaces_codes(codebook)
+        if replaces:
+            begin_step([codebook])
+        codebook.learn(
             inputs, layout.split_indices(indices), head_mask, ema_update=True, ranks=ranks
         )
+        if replaces:
+            _ops.advance_rng_(codebook.rng)
 
 
 def replace_codes_now(vq: "VectorQuantize", x: Tensor) -> None:
     """Replaces dead codes by projected tokens (B, N, heads * D); evaluation changes no state."""
     codebook = vq._codebook
-    if not (codebook.training and codebook.has_dead_code_replacement):
+    if not _replaces_codes(codebook):
         return
     with torch.no_grad():
         inputs = _metric_space(vq, vq._layout.split_heads(x))
+        begin_step([codebook])
         codebook.expire_codes(inputs, ranks_of(vq, "VectorQuantize"))
         _ops.advance_rng_(codebook.rng)
+
+
+def _replaces_codes(codebook: "Codebook") -> bool:
+    """Whether learning outside of ``forward`` replaces codes, and so counts them and draws; not in evaluation."""
+    return codebook.training and codebook.has_dead_code_replacement
 
 
 def _metric_space(vq: "VectorQuantize", projected: Tensor) -> Tensor:

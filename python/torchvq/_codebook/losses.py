@@ -120,7 +120,7 @@ def shared_totals(
         [part.inputs for part in searched],
         [part.codebook for part in searched],
         masks=[part.mask for part in searched if part.mask is not None],
-        temperature=first.codebook_diversity_temperature,
+        temperatures=[vq.codebook_diversity_temperature for vq in quantizers[: len(searched)]],
         metric=codebook.metric,
         **ranks.options(),
     )

@@ -1,6 +1,7 @@
 """The arguments of one forward of VectorQuantize, and codes that are assigned to it."""
 
 from collections.abc import Callable
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -91,12 +92,22 @@ def check_temperature(owner: str, vq: "VectorQuantize", temperature: float | Non
 def check_targets(targets: Tensor, x: Tensor, layout: Layout, codebook_size: int) -> None:
     """Raises unless targets are indices as forward returns them for x: TypeError, ValueError or IndexError."""
     targets = as_int64(layout.owner, targets)
-    shape = [x.shape[0], *layout.positions(x), *([layout.heads] if layout.heads > 1 else [])]
+    shape = _targets_shape(x, layout)
     found = list(targets.shape)
     expect(layout.owner, found == shape, "indices", f"of shape {shape}", f"shape {found}")
     here = targets.device == x.device
     expect(layout.owner, here, "indices", f"on {x.device} like x", targets.device)
     check_target_values(layout.owner, targets, codebook_size)
+
+
+def unflattened(targets: Tensor, x: Tensor, layout: Layout) -> Tensor:
+    """Indices as forward returns them, also if they are given flat, in one axis."""
+    targets, shape = as_int64(layout.owner, targets), _targets_shape(x, layout)
+    return targets.reshape(shape) if list(targets.shape) == [prod(shape)] else targets
+
+
+def _targets_shape(x: Tensor, layout: Layout) -> list[int]:
+    return [x.shape[0], *layout.positions(x), *([layout.heads] if layout.heads > 1 else [])]
 
 
 def check_target_values(owner: str, targets: Tensor, codebook_size: int) -> None:

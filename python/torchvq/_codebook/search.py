@@ -124,6 +124,7 @@ def codes_of_step(
         if vq.vqp_compat and state.affine_param and not state.replaying:
             # The reference searches again after the step, and counts the tokens once more.
             state.update_affine(projected, mask, request.ranks if vq.sync_affine_param else ALONE)
+            state.begin_record()
     return codes_to_search(vq, request, tokens, projected.dtype), in_place
 
 

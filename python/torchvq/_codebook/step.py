@@ -180,7 +180,9 @@ def _arguments(
         zeros_for_masked=_zeros_for_masked(vq, before),
     )
     if vq.vqp_compat:
-        arguments |= dict(vqp_compat=True, tokens=before)
+        arguments |= dict(vqp_compat=True, projected=vq.has_projections)
+        if before is not None:
+            arguments |= dict(tokens=before, token_mask=request.mask)
     return arguments
 
 

@@ -8,15 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from torchvq._base.options import expect
-from torchvq._base.ranks import Ranks, distributed_training
+from torchvq._base.ranks import ALONE, Ranks, distributed_training, ranks_of
 from torchvq._base.torch_private import is_observed_itself
 from torchvq._codebook.in_place import optimizer_text
-from torchvq._codebook.learning import is_left_out, synced_level
+from torchvq._codebook.learning import is_left_out, synced_level, trains
 from torchvq._codebook.messages import agree_in_stack
 from torchvq._codebook.request import check_targets, check_temperature
 
 if TYPE_CHECKING:
+    from torchvq.lookup_free_quantization import LFQ
     from torchvq.residual_vq import ResidualVQ
+    from torchvq.sim_vq import SimVQ
 
 _OWNER = "ResidualVQ"
 _OWN_PROJECTIONS = (nn.Identity, nn.Linear)
@@ -42,6 +44,12 @@ def _calls_back(rvq: "ResidualVQ") -> bool:
     projection = rvq.project_in
     own = type(projection) in _OWN_PROJECTIONS and not is_observed_itself(projection)
     return not own or rvq.levels[0]._codebook.vq_bridge is not None
+
+
+def shared_ranks(levels: Iterable["LFQ | SimVQ"], owner: str) -> Ranks:
+    """The ranks of the first level that has any: a level may evaluate, or learn by itself."""
+    found = (ranks_of(level, owner) for level in levels)
+    return next((ranks for ranks in found if not ranks.alone), ALONE)
 
 
 def agree(
@@ -112,6 +120,16 @@ def targets_of(
         for level, size in zip(levels, rvq.codebook_sizes, strict=True):
             check_targets(level, x, layout, size)
     return levels
+
+
+def check_codes(rvq: "ResidualVQ", frozen: bool) -> None:
+    """Raises ValueError where a forward would refuse codes that were assigned; groups ask before one of them learns."""
+    for level in rvq.levels:
+        codebook = level._codebook
+        codebook.checked_embed()
+        learns = rvq.training and codebook.learns(level.ema_update)
+        if learns and trains(level, frozen or level.freeze_codebook):
+            codebook.check_averages()
 
 
 def check_levels(owner: str, indices: Tensor, levels: int, fewer: bool) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from operator import index
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,7 +11,16 @@ from torchvq._base.options import expect
 from torchvq._base.readable import is_readable
 from torchvq._base.torch_private import constant_in_graphs
 
+if TYPE_CHECKING:
+    from torchvq._residual.stack import ResidualStack
+    from torchvq.residual_vq import ResidualVQ
+
 _ops = torch.ops.torchvq
+
+
+def drops_levels(stack: "ResidualStack | ResidualVQ") -> bool:
+    """Whether a forward of a stack may drop levels."""
+    return stack.training and stack.quantize_dropout
 
 
 def seeded_depth(seed: int, levels: int, cutoff_index: int, multiple_of: int) -> int:

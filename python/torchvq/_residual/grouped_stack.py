@@ -10,6 +10,7 @@ from torchvq._base import joined as _joined
 from torchvq._base.contained import contained
 from torchvq._base.options import check_options
 from torchvq._residual.calls import groups_of
+from torchvq._residual.dropout import drops_levels
 from torchvq._residual.stack import ResidualStack, StackResult
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class GroupedStack(Groups[ScalarStack]):
         return_all_codes: bool = False,
         seed: int | None = None,
     ) -> tuple[Tensor, list[StackResult]]:
-        """The joined output, and the results of the groups; all groups drop the same levels."""
+        """The joined output, and the results of the groups; all that train drop the same levels."""
         self.check_input(x)
         depth = None
         results = []
@@ -97,7 +98,8 @@ class GroupedStack(Groups[ScalarStack]):
             result = stack.run(
                 part, mask=mask, return_all_codes=return_all_codes, seed=seed, depth=depth
             )
-            depth = result.depth
+            if drops_levels(stack):
+                depth = result.depth
             results.append(result)
         return _joined.cat([result.quantized for result in results], self.split_dim), results
 

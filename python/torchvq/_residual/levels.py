@@ -31,6 +31,7 @@ from torchvq._codebook.learning import (
     learn_alike,
     learn_stacks,
     step_of_levels,
+    synced_level,
     trains,
 )
 from torchvq._codebook.losses import SearchedTokens, SearchResult, Terms
@@ -314,7 +315,9 @@ def learn(stacks: Sequence[Searched]) -> list[list[Tensor | None]]:
     Stacks with equal options share one exchange over ranks. Returns for each stack the tokens per code of each level,
     over all ranks; None for a level that does not learn.
     """
-    rvq, (first, *_), request = stacks[0]
+    # Those that evaluate know of no ranks, and of no recomputation.
+    training = (stack for stack in stacks if synced_level(stack.rvq.levels).training)
+    rvq, (first, *_), request = next(training, stacks[0])
     if first.vq._codebook.replaying:
         return [[] for _ in stacks]
     if rvq.shared_codebook and first.vq.vqp_compat:

@@ -20,7 +20,7 @@ from torchvq._base.projection import make_projections, project_codes, projected_
 from torchvq._base.random_state import RandomState, StepRecord
 from torchvq._base.replaced import Methods, is_replaced, methods_of
 from torchvq._residual.calls import check_levels
-from torchvq._residual.dropout import drawn_depth, seeded_depth
+from torchvq._residual.dropout import drawn_depth, drops_levels, seeded_depth
 from torchvq._residual.engine import (
     WalkedLevel,
     balanced,
@@ -185,7 +185,7 @@ class ResidualStack(RandomState):
         depth: int | Tensor | None = None,
         layout: Layout | None = None,
     ) -> StackResult:
-        """The forward of a family; a group passes the ``depth`` of its first stack.
+        """The forward of a family; groups that drop levels get the ``depth`` of the first of them.
 
         ``layout`` is that of x. Default: the stack's.
         """
@@ -198,7 +198,7 @@ class ResidualStack(RandomState):
         draws = self.draws or (self.quantize_dropout and seed is None)
         steps = self.training and (draws or self.communicates)
         with self.drawing(draws=draws) if steps else nullcontext() as rng:
-            if depth is None:
+            if depth is None or not drops_levels(self):
                 depth = self._depth(seed, rng)
             rows, row_mask = self._split_heads(inputs, token_mask)
             total, indices, codes, details = self._walk(
@@ -305,7 +305,7 @@ class ResidualStack(RandomState):
 
     def _depth(self, seed: int | None, rng: Tensor | None) -> int | Tensor:
         """The number of levels that this forward uses."""
-        if not (self.training and self.quantize_dropout):
+        if not drops_levels(self):
             return self.num_quantizers
         rule = self.quantize_dropout_cutoff_index, self.quantize_dropout_multiple_of
         if seed is not None:

@@ -158,12 +158,15 @@ def shared_totals(stacks: Sequence[Pending], ranks: Ranks) -> list[list[Tensor |
 
     Quantizers beyond ``signs`` were dropped. They contribute zeros, so that the message does not depend on the depth.
     """
+    none: list[list[Tensor | None]] = [[None] * len(stack.signs) for stack in stacks]
     if ranks.alone:
-        return [[None] * len(stack.signs) for stack in stacks]
-    recorded = [stack.step for stack in stacks if stack.step is not None]
-    if recorded and recorded[0].replayed:
-        # The recomputation of a checkpointed step communicates nothing.
-        return [list(step.totals) for step in recorded]
+        return none
+    if any(stack.step is not None and stack.step.replayed for stack in stacks):
+        # The recomputation of a checkpointed step communicates nothing. Stacks in evaluation have no record.
+        return [
+            own if stack.step is None else list(stack.step.totals)
+            for stack, own in zip(stacks, none, strict=True)
+        ]
     parts = [part for stack in stacks for part in _own_totals(stack)]
     summed = _ops.all_reduce_statistics(torch.stack(parts), **ranks.options()).unbind()
     totals = []

@@ -29,8 +29,17 @@ _UNREADABLE = (
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a directory or a file, and the content of its config.json, empty if there is none."""
     state: dict[str, Tensor] = {}
+    places: dict[str, Path] = {}
     for file in files_of(path):
-        state |= _load(file)
+        found = _state_in(file, contents(file))
+        for name in found:
+            if name in state:
+                raise ConversionError(
+                    f"expected one checkpoint in {path}, but got {name} in {places[name].name} and {file.name}; "
+                    "name the file to convert"
+                )
+        state |= found
+        places |= dict.fromkeys(found, file)
     return state, _config(path if path.is_dir() else path.parent)
 
 
@@ -43,7 +52,8 @@ def files_of(path: Path) -> list[Path]:
 
 def _weights(folder: Path) -> list[Path]:
     for pattern in ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.th"):
-        found = [file for file in sorted(folder.glob(pattern)) if not _BESIDE.fullmatch(file.stem)]
+        files = [file for file in sorted(folder.glob(pattern)) if not file.is_dir()]
+        found = [file for file in files if not _BESIDE.fullmatch(file.stem)]
         # Prefer model.safetensors to variants beside it, such as model.fp16.safetensors.
         plain = [file for file in found if file.stem.count(".") == 0]
         if plain or found:
@@ -64,26 +74,43 @@ def _config(folder: Path) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _load(file: Path) -> Mapping[str, Tensor]:
-    if file.suffix == ".safetensors":
-        load = safetensors_torch().load_file
-        from safetensors import SafetensorError
+def contents(file: Path) -> Any:
+    """What a file holds: by name, every tensor of a .safetensors file; of any other what torch.load reads.
 
-        try:
-            return dict(load(file))
-        except SafetensorError as error:
-            raise ConversionError(
-                f"expected {file} to be a safetensors file, but {error}"
-            ) from error
+    Raises:
+        ConversionError: when it cannot be read as such a file.
+        OSError: when it cannot be opened.
+    """
+    if not file.is_file():  # opening a pipe would wait for its writer
+        found = "it is none" if file.exists() else "it does not exist"
+        raise ConversionError(f"expected {file} to be a file, but {found}")
+    if file.suffix == ".safetensors":
+        return _safetensors_in(file)
     try:
         # With mmap, only the quantizer's part of a large model is read from disk.
-        loaded = _torch_load(file)
+        return _torch_load(file)
     except _UNREADABLE as error:
         raise ConversionError(
-            f"expected {file} to hold tensors alone (of a pickled module use torchvq.convert.convert(model, path)), "
-            f"but torch.load cannot read it: {(str(error) or type(error).__name__).splitlines()[0]}"
+            f"expected {file} to hold tensors alone (of a pickled module save its state_dict(), or call "
+            "torchvq.convert.convert(model, path)), but with weights_only=True torch.load cannot read it: "
+            f"{(str(error) or type(error).__name__).splitlines()[0]}"
         ) from error
-    return _state_in(file, loaded)
+
+
+def _safetensors_in(file: Path) -> dict[str, Tensor]:
+    safetensors_torch()
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            names = opened.metadata() or {}
+    except SafetensorError as error:
+        raise ConversionError(f"expected {file} to be a safetensors file, but {error}") from error
+    # save_model writes a tensor that modules share once; its other names are in the metadata.
+    return state | {
+        name: state[kept] for name, kept in names.items() if kept in state and name not in state
+    }
 
 
 def safetensors_torch() -> Any:

@@ -84,6 +84,8 @@ class Codec:
             for name, tensor in (("codes", codes), ("counts", counts)):
                 if tensor is not None and not tensor.float().isfinite().all():
                     _refuse(number, f"to have finite {name} in float32", "NaN or infinity")
+            if counts is not None and (fewest := counts.float().min().item()) < 0:
+                _refuse(number, "to have counts of at least 0", f"{fewest:g}")
         parts: list[Stack | Level] = [*self.stacks, *self.levels]
         for own in [own for part in parts for own in (part.into, part.out)]:
             if own is not None and own.bias is not None and own.bias.shape != own.weight.shape[:1]:

@@ -40,11 +40,11 @@ def convert(
         What was written. Tensors are float32 there: those of half precision exactly, those of float64 rounded.
 
     Raises:
-        ConversionError: a ValueError of one sentence, when there is no quantizer, when there are several, for what a
-            codec of vectors cannot say (levels at several rates, as SNAC has them), for codes, counts and maps that
-            are no real numbers, not finite in float32 or do not fit each other, for a config.json that is damaged, for
-            a path that is a file of the source or does not end in .safetensors, and when the package safetensors is not
-            installed. Nothing is written.
+        ConversionError: a ValueError of one sentence, when there is no quantizer, when there are several, or several
+            checkpoints in a directory, for what a codec of vectors cannot say (levels at several rates, as SNAC has
+            them), for codes, counts and maps that are no real numbers, not finite in float32 or do not fit each other,
+            for negative counts, for a config.json that is damaged, for a path that is a file of the source or does not
+            end in .safetensors, and when the package safetensors is not installed. Nothing is written.
         OSError: when the file cannot be written.
     """
     if metric not in (None, "euclidean", "cosine"):

@@ -27,6 +27,8 @@ _PAIRS = (
     ("semantic_residual_vector_quantizer.", "acoustic_residual_vector_quantizer."),
     ("rvq_first.vq.", "rvq_rest.vq."),
 )
+# Truth values, and two numbers in a byte, which torch cannot convert.
+_NO_NUMBERS = (torch.bool, getattr(torch, "float4_e2m1fn_x2", torch.bool))
 # Lower bound of the counts by which Mimi divides sums.
 _FEWEST = 1e-5
 
@@ -171,7 +173,7 @@ def _numbers(state: State, key: str) -> Tensor:
     """A tensor of the state; ConversionError unless it holds real numbers, one after another."""
     tensor = state[key].detach()
     plain = tensor.layout == torch.strided and not (tensor.is_meta or tensor.is_quantized)
-    if not plain or tensor.is_complex() or tensor.dtype == torch.bool:
+    if not plain or tensor.is_complex() or tensor.dtype in _NO_NUMBERS:
         kind = "without data" if tensor.is_meta else str(tensor.layout).removeprefix("torch.")
         raise ConversionError(
             f"expected {key} to hold real numbers, but got a tensor of {tensor.dtype}, {kind}"

@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchvq.convert._checkpoints import safetensors_torch
+from torchvq.convert._checkpoints import contents, safetensors_torch
 from torchvq.convert._codec import ConversionError
 from torchvq.convert._output import write
 from torchvq.migrate._convert import (
@@ -85,6 +86,10 @@ def _run(given: argparse.Namespace) -> int:
         raise MigrationError("expected a Python file or a state dict, but got none (see --help)")
     if not Path(given.path).is_file():
         raise MigrationError(f"expected {given.path} to be a file, but there is none")
+    if given.output is not None and given.path.endswith(".py") and _same(given.path, given.output):
+        raise MigrationError(
+            f"--output: expected another file than {given.path}, but got {given.output}"
+        )
     state: dict[str, Any]
     if given.path.endswith(".py"):
         model, found = model_of_file(given.path, given.name)
@@ -182,18 +187,10 @@ def _report(found: Found, compat: bool | None) -> tuple[nn.Module, bool]:
 
 
 def _read_state(path: str) -> dict[str, Any]:
-    if path.endswith(".safetensors"):
-        load = safetensors_torch().load_file
-        try:
-            return dict(load(path))
-        except Exception as error:
-            raise MigrationError(f"{path}: expected a safetensors file: {error}") from error
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise MigrationError(
-            f"{path}: expected a state dict that torch.load reads with weights_only=True: {error}"
-        ) from error
+        state = contents(Path(path))
+    except OSError as error:
+        raise MigrationError(f"{path}: it cannot be read: {error.strerror or error}") from error
     if isinstance(state, Mapping):
         state = _unwrapped(path, state)
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
@@ -223,15 +220,21 @@ def _has(state: Mapping[Any, Any], part: str) -> bool:
     return any(isinstance(value, Tensor) and part in str(name) for name, value in state.items())
 
 
+def _same(path: str, other: str) -> bool:
+    return os.path.exists(other) and os.path.samefile(path, other)
+
+
 def _write(state: Mapping[str, Any], path: str) -> None:
     if path.endswith(".safetensors"):
+        for name, value in state.items():
+            if not isinstance(value, Tensor):
+                raise ConversionError(
+                    f"expected tensors alone for .safetensors, but got {name} of type {type(value).__name__}; "
+                    "a file of another ending holds it"
+                )
         # Clone, because safetensors refuses tensors that share memory, as the codebooks that levels share do.
-        tensors = {
-            name: value.detach().clone().contiguous()
-            for name, value in state.items()
-            if isinstance(value, Tensor)
-        }
-        write(path, safetensors_torch().save(tensors))
+        tensors = {name: value.detach().clone().contiguous() for name, value in state.items()}
+        write(path, safetensors_torch().save(tensors, {"format": "pt"}))
     else:
         # As a whole: the path may be that of the checkpoint.
         content = io.BytesIO()

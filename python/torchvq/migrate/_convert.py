@@ -4,6 +4,7 @@ import ast
 import copy
 import importlib
 import inspect
+import os
 import runpy
 import sys
 import traceback
@@ -125,14 +126,17 @@ def model_of_file(path: str, name: str) -> tuple[nn.Module, list[Found]]:
 
 @contextmanager
 def _as_a_program(path: str) -> Iterator[None]:
-    """The module path and the arguments with which `python path` runs a file."""
+    """The module path and the arguments with which `python path` runs a file; what it may change comes back."""
     before = sys.path[:], sys.argv[:]
+    folder, output = os.getcwd(), sys.stdout
     sys.path.insert(0, str(Path(path).resolve().parent))
     sys.argv[:] = [path]
     try:
         yield
     finally:
         sys.path[:], sys.argv[:] = before
+        sys.stdout = output
+        os.chdir(folder)
 
 
 @contextmanager
@@ -173,7 +177,7 @@ def model_of_call(text: str) -> tuple[nn.Module, list[Found]]:
         if any(word.arg is None for word in call.keywords):
             raise ValueError(text)
         options = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, TypeError) as error:
         raise MigrationError(
             f"--build: expected a call like VectorQuantize(dim=256), but got {text}"
         ) from error
@@ -225,6 +229,10 @@ def converted(found: Found, compat: bool | None = None) -> nn.Module:
     except (TypeError, ValueError, NotImplementedError) as error:
         raise MigrationError(f"{found.call()}: {error}") from error
     state = {name: value.detach().clone() for name, value in found.module.state_dict().items()}
+    if any(value.is_meta for value in state.values()):
+        raise MigrationError(
+            f"{found.call()}: expected a state with data, but got one on the meta device"
+        )
     if any(value.dtype == torch.float64 for value in state.values()):
         ours.double()
     try:
@@ -244,11 +252,13 @@ def agreement(found: Found, ours: nn.Module) -> Agreement:
         NotCompared: when the reference fails.
     """
     options = found.with_defaults()
-    x = torch.randn(_shape_of(options), generator=torch.Generator().manual_seed(0))
+    # The file may have set another default dtype or device, and have its model on one.
+    generator = torch.Generator("cpu").manual_seed(0)
+    x = torch.randn(_shape_of(options), generator=generator, dtype=torch.float32, device="cpu")
     keywords = (
         {"deterministic": True, "return_indices": True} if found.name == "BinaryMapper" else {}
     )
-    twins = [copy.deepcopy(module).float().eval() for module in (found.module, ours)]
+    twins = [copy.deepcopy(module).float().cpu().eval() for module in (found.module, ours)]
     with torch.no_grad():
         try:
             results = [twins[0](x, **keywords)]
@@ -266,10 +276,12 @@ def agreement(found: Found, ours: nn.Module) -> Agreement:
         # The reference puts the levels on the axis of the features.
         their_indices = their_indices.movedim(1, -1)
     equal = their_indices.long() == indices.long()
-    if not equal.all() and difference > 0:
-        # The outputs of different tokens differ, too; they already count as different tokens.
-        same = torch.isclose(theirs, output, rtol=0, atol=1e-4)
-        difference = (theirs - output).abs()[same].max().item() if same.any() else difference
+    # The outputs of different tokens differ, too; they already count as different tokens.
+    by_position = equal.movedim(0, -1) if found.name.startswith("Grouped") else equal
+    apart = (theirs - output).abs().movedim(1 if _features_first(options) else -1, -1)
+    same = by_position.reshape(apart.shape[:-1].numel(), -1).all(1)
+    if same.any():
+        difference = apart.flatten(0, -2)[same].max().item()
     return Agreement(equal.numel(), int(equal.sum()), difference)
 
 
@@ -294,9 +306,14 @@ def _shape_of(options: Mapping[str, Any]) -> tuple[int, ...]:
         return (1, dim, 8, 8, 8)
     if options.get("accept_image_fmap"):
         return (2, dim, 16, 16)
-    named = options.get("channel_first") or options.get("is_channel_first")
-    first = named or options.get("channel_last") is False or "quantization_loss_weight" in options
-    return (2, dim, _TOKENS // 2) if first else (2, _TOKENS // 2, dim)
+    return (2, dim, _TOKENS // 2) if _features_first(options) else (2, _TOKENS // 2, dim)
+
+
+def _features_first(options: Mapping[str, Any]) -> bool:
+    """Whether features are on axis 1 of inputs and outputs, not the last."""
+    names = ("accept_image_fmap", "accept_3d_fmap", "channel_first", "is_channel_first")
+    named = any(options.get(name) for name in names)
+    return named or options.get("channel_last") is False or "quantization_loss_weight" in options
 
 
 # The reference ---------------------------------------------------------------------------------------------------

@@ -17,6 +17,12 @@ int64_t elements_at_once(const at::Tensor& x) {
   return x.is_cpu() ? int64_t{1} << 21 : int64_t{1} << 26;
 }
 
+/// Whether all features of a token can be added up; only float64 has larger ones that are finite.
+at::Tensor are_summed(const at::Tensor& x) {
+  if (x.scalar_type() != at::kDouble) return x.isfinite().all(-1);
+  return x.abs().le(kernels::kLargestSummed).all(-1);
+}
+
 at::Tensor raise_exponents(const at::Tensor& x, const at::Tensor& slots, const at::Tensor& counted,
                            const at::Tensor& exponents) {
   const auto absent = counted.logical_not();
@@ -51,7 +57,7 @@ detail::StatisticsTensors code_statistics(const at::Tensor& x, const at::Tensor&
   if (mask.has_value()) present = present.logical_and(*mask);
   // Other negative indices are kept, so that scatter reports them as out of bounds.
   const auto slots = indices.masked_fill(present.logical_not(), 0);
-  const auto counted = present.logical_and(x.isfinite().all(-1));
+  const auto counted = present.logical_and(are_summed(x));
 
   const auto counts =
       indices.new_zeros({heads, size}).scatter_add_(1, slots, counted.to(at::kLong));

@@ -32,7 +32,8 @@ at::Tensor commitment_loss_backward(const at::Tensor& grad, const at::Tensor& x,
   const auto dtype = grad.scalar_type();
   auto result = x.to(dtype) - codes.to(dtype);
   if (mask) result.masked_fill_(mask->logical_not().unsqueeze(-1), 0);
-  return result.mul_(detail::commitment_gradient_scale(grad, x, mask.value_or(at::Tensor())));
+  result.mul_(detail::commitment_gradient_scale(grad, x, mask.value_or(at::Tensor())));
+  return result.contiguous();
 }
 
 }  // namespace

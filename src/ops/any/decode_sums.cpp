@@ -10,7 +10,7 @@ namespace {
 
 at::Tensor decode_sums(const at::Tensor& sums, const at::Tensor& exponents, at::ScalarType dtype) {
   detail::check_decode_sums(sums, exponents, dtype);
-  return detail::decode_to_double(sums, exponents, dtype).to(dtype);
+  return detail::decode_to_double(sums, exponents, dtype).to(dtype).contiguous();
 }
 
 }  // namespace

@@ -25,7 +25,8 @@ at::Tensor directional_reparam(const at::Tensor& x_, const at::Tensor& codes_,
   const auto dtype = detail::sum_dtype(x_);
   const auto x = x_.to(dtype), d = codes_.to(dtype) - x;
   const auto v = d + noise.to(dtype) * std::sqrt(variance);
-  return (x + v * (row_norms(d) * inverse_or_zero(row_norms(v)))).to(x_.scalar_type());
+  const auto moved = x + v * (row_norms(d) * inverse_or_zero(row_norms(v)));
+  return moved.to(x_.scalar_type()).contiguous();
 }
 
 std::tuple<at::Tensor, at::Tensor> directional_reparam_backward(const at::Tensor& grad_,
@@ -39,7 +40,8 @@ std::tuple<at::Tensor, at::Tensor> directional_reparam_backward(const at::Tensor
   const auto v = d + noise.to(dtype) * std::sqrt(variance);
   const auto projection = (grad * v).sum(-1, /*keepdim=*/true) * inverse_or_zero(row_norms(v));
   const auto grad_codes = d * (projection * inverse_or_zero(row_norms(d)));
-  return {(grad - grad_codes).to(x.scalar_type()), grad_codes.to(codes.scalar_type())};
+  return {(grad - grad_codes).to(x.scalar_type()).contiguous(),
+          grad_codes.to(codes.scalar_type()).contiguous()};
 }
 
 }  // namespace

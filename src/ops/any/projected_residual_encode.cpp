@@ -42,7 +42,9 @@ at::Tensor find(const detail::ProjectedResidualProblem& problem, size_t n,
   if (!problem.cosine) return ops::nearest_code(flat, codebook, options).indices.view(shape);
   if (problem.zero_code != 0) {
     const auto zero = codebook.ne(0).any(1).logical_not();
-    options.bias(zero.to(codebook.scalar_type()) * problem.zero_code);
+    // Filled with 0, as 0 * zero_code is NaN where zero_code is infinite in the dtype of the codes.
+    const auto bias = zero.to(codebook.scalar_type()) * problem.zero_code;
+    options.bias(bias.masked_fill(zero.logical_not(), 0));
   }
   return ops::nearest_code(divide_by_norms(flat), divide_by_norms(codebook), options)
       .indices.view(shape);

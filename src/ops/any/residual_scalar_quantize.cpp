@@ -1,9 +1,12 @@
 // Any device: level by level, the reference for the CPU kernel.
 #include "ops/residual_scalar_quantize.h"
 
+#include <limits>
+
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
@@ -19,7 +22,7 @@ std::tuple<at::Tensor, at::Tensor> residual_scalar_quantize_any(const at::Tensor
                                                                 const at::Tensor& scales,
                                                                 std::string_view bound) {
   check_residual_scalar_quantize(x, levels, scales, bound);
-  auto left = x.to(compute_dtype(x)), total = at::zeros_like(left);
+  auto left = x.to(compute_dtype(x)).contiguous(), total = at::zeros_like(left);
   std::vector<at::Tensor> chosen;
   for (const auto& scale : scales.to(left.scalar_type()).unbind(0)) {
     const auto [codes, indices] = ops::scalar_quantize(left / scale, levels, std::string(bound));
@@ -38,11 +41,15 @@ at::Tensor residual_scalar_quantize_backward_any(const at::Tensor& grad, const a
   auto left = x.to(compute_dtype(x)), closed = at::ones_like(left);
   const auto one = at::ones_like(left);
   for (const auto& scale : scales.to(left.scalar_type()).unbind(0)) {
-    const auto z = left / scale;
+    const auto z = left / scale, finite = z.isfinite();
     closed = closed * (1 - scalar_quantize_backward_any(one, z, levels, bound));
-    left = left - ops::scalar_quantize(z, levels, std::string(bound)).first * scale;
+    // Feature by feature, where scalar_quantize() makes NaN of a row for one value.
+    const auto codes =
+        ops::scalar_quantize(at::where(finite, z, 0), levels, std::string(bound))
+            .first.masked_fill_(finite.logical_not(), std::numeric_limits<double>::quiet_NaN());
+    left = left - codes * scale;
   }
-  return (grad * (1 - closed)).to(x.scalar_type());
+  return (grad * (1 - closed)).to(x.scalar_type()).contiguous();
 }
 
 }  // namespace detail

@@ -36,7 +36,7 @@ at::Tensor rotation_trick_backward(const at::Tensor& grad_, const at::Tensor& x_
   const auto opposite = opening.lt(kernels::kRotationCosineFloor);
   const auto k = ((row_dots(grad, x) / x_norm + g_q) / opening).masked_fill(opposite, 0);
   const auto rotated = gain * (grad + x * ((g_q * 2 - k) / x_norm) - codes * (k / c_norm));
-  return at::where(usable, rotated, grad).to(x_.scalar_type());
+  return at::where(usable, rotated, grad).to(x_.scalar_type()).contiguous();
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ at::Tensor scalar_noise(const at::Tensor& codes, at::IntArrayRef levels, const a
   const auto u = detail::uniform_from_bits(bits, detail::kNoisePrecision).to(codes.scalar_type());
   const auto noise = (u * 2 - 1) * half_steps_like(codes, levels);
   const auto moves = bits.bitwise_and(detail::kChoiceMask).lt(detail::noise_threshold(fraction));
-  return codes + at::where(moves, noise, 0);
+  return (codes + at::where(moves, noise, 0)).contiguous();
 }
 
 }  // namespace

@@ -156,7 +156,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> detail::scalar_pertur
     if (mask) perturbed = perturbed.logical_and(mask->unsqueeze(-1));
     const auto number = perturbed.sum();
     const auto kept = perturbed.logical_and(inside).sum();
-    acceptance = ((kept + number.eq(0)) / number.clamp_min(1)).to(x.scalar_type());
+    // In float64: torch divides integers in the default dtype.
+    const auto share = (kept + number.eq(0)).to(at::kDouble) / number.clamp_min(1);
+    acceptance = share.to(x.scalar_type());
   }
   numbers.masked_fill_(absent.unsqueeze(-1), 0);
   codes.masked_fill_(absent.unsqueeze(-1), std::numeric_limits<double>::quiet_NaN());
@@ -212,7 +214,7 @@ at::Tensor scalar_act_levels(const at::Tensor& act, at::IntArrayRef levels) {
   detail::check_scalar_act_levels(act, levels);
   const auto counts = detail::device_table(levels, act.options().dtype(at::kLong));
   const auto level = (act.to(at::kDouble) * counts).floor().nan_to_num(0).clamp(0, 65535);
-  return level.to(at::kLong).minimum(counts - 1);
+  return level.to(at::kLong).minimum(counts - 1).contiguous();
 }
 
 }  // namespace

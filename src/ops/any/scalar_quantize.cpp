@@ -71,7 +71,7 @@ at::Tensor detail::scalar_quantize_backward_any(const at::Tensor& grad, const at
                                                 std::string_view bound_name) {
   const auto bound = detail::check_scalar_quantize_backward(grad, x, levels, bound_name);
   const auto wide = x.to(detail::compute_dtype(x));
-  return (grad * slope(wide, levels, bound)).to(x.scalar_type());
+  return (grad * slope(wide, levels, bound)).to(x.scalar_type()).contiguous();
 }
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {

@@ -69,7 +69,7 @@ at::Tensor detail::sign_step_backward_any(const SignStepGradients& grads,
   const auto slopes =
       plus(per_sample.defined() ? saved.slope_per_sample * per_sample : at::Tensor(),
            batch.defined() ? saved.slope_batch * batch : at::Tensor());
-  return plus(total, slopes).to(saved.latents.scalar_type());
+  return plus(total, slopes).to(saved.latents.scalar_type()).contiguous();
 }
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {

@@ -18,7 +18,8 @@ at::Tensor sum_by_index(const at::Tensor& rows_, const at::Tensor& indices, int6
         .index_add_(0, indices, rows_.to(at::kFloat));
   }
   const auto rows = rows_.to(at::kDouble);
-  const auto infinite = rows.isfinite().logical_not_();
+  const auto infinite =
+      rows.abs().le(kernels::kLargestSummed).logical_not_();  // or NaN, or too large
   const auto least =
       indices.new_full({1, size}, kernels::kMinExponent, indices.options().dtype(at::kInt));
   const auto [counts, sums, exponents] =

@@ -21,8 +21,9 @@ struct LookupCodes : torch::autograd::Function<LookupCodes> {
     ctx->set_materialize_grads(false);
     // Backward needs only the codebook's shape, so a later in-place update is harmless.
     ctx->save_for_backward({indices});
+    auto codes = ops::lookup_codes(codebook, indices);  // checks first that there is an axis 1
     ctx->saved_data["codebook_size"] = codebook.sym_size(1);
-    return ops::lookup_codes(codebook, indices);
+    return codes;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {

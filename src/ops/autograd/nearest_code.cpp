@@ -61,11 +61,12 @@ struct NearestCode : torch::autograd::Function<NearestCode> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x,
                                const at::Tensor& codebook, const std::optional<at::Tensor>& bias,
                                const std::string& metric, std::optional<int64_t> topk,
-                               bool return_codes, bool return_distances,
-                               const std::optional<at::Tensor>& mask) {
+                               bool return_distances, const std::optional<at::Tensor>& mask) {
     at::AutoDispatchBelowADInplaceOrView guard;
     // Backward needs the chosen codes with their current values: as an output of the leaf operator
-    // they are saved, and not looked up again in a codebook that may have been updated.
+    // they are saved, and not looked up again in a codebook that may have been updated. They are an
+    // output of this function even if nobody asked for them: a constant would hide the second
+    // derivative of the distances.
     const auto out = ops::nearest_code(x, codebook,
                                        ops::NearestCodeOptions()
                                            .metric(metric)
@@ -74,7 +75,6 @@ struct NearestCode : torch::autograd::Function<NearestCode> {
                                            .return_codes(true)
                                            .return_distances(return_distances)
                                            .mask(mask));
-    const auto codes = return_codes ? out.codes : out.codes.new_empty({0});
     const bool differentiable = (return_distances && x.requires_grad()) ||
                                 codebook.requires_grad() || (bias && bias->requires_grad());
     // A copy, because users may write to the indices they receive.
@@ -90,11 +90,10 @@ struct NearestCode : torch::autograd::Function<NearestCode> {
       ctx->saved_data["bias_dtype"] = bias->scalar_type();
     }
     variable_list constant = {out.indices};
-    if (!return_codes) constant.push_back(codes);
     if (!return_distances) constant.push_back(out.distances);
     ctx->mark_non_differentiable(constant);
     ctx->set_materialize_grads(false);
-    return {out.indices, codes, out.distances};
+    return {out.indices, out.codes, out.distances};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads);
@@ -109,7 +108,7 @@ variable_list NearestCode::backward(AutogradContext* ctx, const variable_list& g
   const auto &x = saved[0], &codes = saved[2], &mask = saved[3];
   const auto &grad_codes = grads[1], &grad_distances = grads[2];
   const bool topk = ctx->saved_data["topk"].toBool();
-  variable_list result(8);
+  variable_list result(7);
   auto to_codes = grad_codes;
   // Rows whose x is not finite have NaN as code; like padding, they belong to no code.
   auto absent = codes.select(-1, 0).isnan();
@@ -164,8 +163,9 @@ detail::NearestCodeTensors nearest_code(const at::Tensor& x, const at::Tensor& c
     return {std::move(out.indices), std::move(out.codes), std::move(out.distances)};
   }
   auto out = detail::differentiable<NearestCode>(x, codebook, bias, std::string(metric), topk,
-                                                 return_codes, return_distances, mask);
-  return {std::move(out[0]), std::move(out[1]), std::move(out[2])};
+                                                 return_distances, mask);
+  auto codes = return_codes ? std::move(out[1]) : out[1].new_empty({0});
+  return {std::move(out[0]), std::move(codes), std::move(out[2])};
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <torch/library.h>
 #include <torchvq/random_purpose.h>
 
+#include "detail/random_key.h"
 #include "detail/token_code_scores.h"
 #include "kernels/cpu/sample_codes.h"
 #include "kernels/random.h"
@@ -17,14 +18,6 @@
 
 namespace torchvq {
 namespace {
-
-uint64_t read_key(const at::Tensor& rng_, int64_t stream) {
-  const auto rng = rng_.contiguous();
-  const auto* state = rng.const_data_ptr<int64_t>();
-  return kernels::random_key(static_cast<uint64_t>(state[0]), static_cast<uint64_t>(state[1]),
-                             static_cast<uint64_t>(RandomPurpose::kCodeSampling),
-                             static_cast<uint64_t>(stream));
-}
 
 struct Draw {
   double temperature;
@@ -137,7 +130,8 @@ at::Tensor sample_codes(const at::Tensor& x, const at::Tensor& codebook, const a
   const auto metric = detail::check_sample_codes(x, codebook, rng, temperature, metric_name, topk);
   // The first of equal scores must win on every device, and only the search guarantees this.
   if (temperature < detail::kColdestDraw) return detail::nearest_codes(x, codebook, metric, topk);
-  const Draw draw{temperature, read_key(rng, stream),
+  const Draw draw{temperature,
+                  detail::read_key(rng, static_cast<int64_t>(RandomPurpose::kCodeSampling), stream),
                   kernels::sample_codes_kernel(kernels::cpu_level())};
   return detail::choose_by_score(
       x, codebook, metric, topk, own_scores, [&](const at::Tensor& logits, int64_t position) {

@@ -41,7 +41,7 @@ inline void fill_slots(const char* op, const at::Tensor& indices, const bool* ma
   }
 }
 
-/// Finds the exponents of the rows; rows that are not finite lose their slot.
+/// Finds the exponents of the rows; rows that are not finite, or too large, lose their slot.
 template <typename T>
 void fill_exponents(const T* x, int64_t dim, TokenSlots& tokens) {
   const auto rows = static_cast<int64_t>(tokens.slots.size());
@@ -50,7 +50,7 @@ void fill_exponents(const T* x, int64_t dim, TokenSlots& tokens) {
                      for (int64_t row = begin; row < end; ++row) {
                        if (tokens.slots[row] < 0) continue;
                        const auto magnitude = kernels::row_magnitude(x + row * dim, dim);
-                       if (magnitude.finite) {
+                       if (magnitude.finite && magnitude.value <= kernels::kLargestSummed) {
                          tokens.exponents[row] = kernels::exponent_of(magnitude.value);
                        } else {
                          tokens.slots[row] = -1;

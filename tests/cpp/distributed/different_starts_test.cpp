@@ -172,6 +172,53 @@ TEST(DifferentStartsTest, AScaleThatEvaluatesOnOneRankIsASentence) {
       "rank 1: evaluating levels 2");
 }
 
+TEST(DifferentStartsTest, ALevelWithoutAveragesOnOneRankIsASentence) {
+  expect_a_sentence<ResidualVQ>(
+      [](int rank) { return ResidualVQ(stack_options(rank, /*kmeans=*/false)); },
+      [](auto& stack) { stack->levels[1]->options.ema_update(false); }, batch_of(0, 2)[1].x,
+      "rank 1: without averages 1");
+}
+
+HierarchicalVQ hierarchy(int rank, bool shared, int64_t sync_every = 1) {
+  return HierarchicalVQ(HierarchicalVQOptions(kDim, 8, {1, 2, 4})
+                            .accept_image_fmap(true)
+                            .shared_codebook(shared)
+                            .kmeans_init(false)
+                            .sync_every(sync_every)
+                            .process_group(group_of(rank)));
+}
+
+TEST(DifferentStartsTest, ScalesThatLearnOtherwiseOnOneRankAreASentence) {
+  const auto x = torch::ones({6, kDim, 4, 4});
+  for (const bool shared : {false, true}) {
+    expect_a_sentence<HierarchicalVQ>(
+        [&](int rank) { return hierarchy(rank, shared); },
+        [](auto& module) { module->options.freeze_codebook(true); }, x,
+        shared ? "rank 1: frozen scales 0" : "rank 1: frozen scales 0 1 2");
+  }
+  for (const int64_t sync_every : {1, 2}) {
+    const auto make = [&](int rank) { return hierarchy(rank, /*shared=*/false, sync_every); };
+    expect_a_sentence<HierarchicalVQ>(
+        make, [](auto& module) { module->vqs[1]->options.freeze_codebook(true); }, x,
+        "rank 1: frozen scales 1");
+    expect_a_sentence<HierarchicalVQ>(
+        make, [](auto& module) { module->vqs[1]->options.ema_update(false); }, x,
+        "rank 1: without averages 1");
+  }
+}
+
+TEST(DifferentStartsTest, ACallOfOneRankThatFreezesAllScalesIsSilent) {
+  const auto x = torch::ones({6, kDim, 4, 4});
+  std::vector<HierarchicalVQ> models{hierarchy(0, /*shared=*/false),
+                                     hierarchy(1, /*shared=*/false)};
+  const auto errors = on_ranks(2, [&](int rank, const std::string&) {
+    models[rank]->forward(x);
+    if (rank == 0) models[rank]->forward(x, HierarchicalVQForwardOptions().freeze_codebook(true));
+    models[rank]->forward(x);
+  });
+  EXPECT_EQ(errors, std::vector<std::string>(2));
+}
+
 TEST(DifferentStartsTest, AGroupThatEvaluatesOnOneRankIsASentence) {
   const auto make = [](int rank) {
     return GroupedResidualVQ(

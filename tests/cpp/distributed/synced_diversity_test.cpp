@@ -74,11 +74,16 @@ MakeScore diverse_single(const Configure& configure) {
   };
 }
 
-MakeScore diverse_residual(const std::function<void(ResidualVQOptions&)>& configure) {
-  return [configure](const auto& group) {
+MakeScore diverse_residual(const std::function<void(ResidualVQOptions&)>& configure,
+                           const std::vector<double>& temperatures = {}) {
+  return [configure, temperatures](const auto& group) {
     auto options = ResidualVQOptions(kDim).num_quantizers(3).codebook_size(24).vq(diverse(group));
     configure(options);
-    return score_of<ResidualVQForwardOptions>(ResidualVQ(options));
+    ResidualVQ stack(options);
+    for (size_t level = 0; level < temperatures.size(); ++level) {
+      stack->levels[level]->options.codebook_diversity_temperature(temperatures[level]);
+    }
+    return score_of<ResidualVQForwardOptions>(stack);
   };
 }
 
@@ -91,6 +96,7 @@ const std::map<std::string, MakeScore>& diverse_cases() {
        })},
       {"learnable", diverse_single([](auto& o) { o.learnable_codebook(true).ema_update(false); })},
       {"residual", diverse_residual([](auto&) {})},
+      {"residual_temperatures", diverse_residual([](auto&) {}, {3, 30, 0.5})},
       {"residual_dropout", diverse_residual([](auto& o) { o.quantize_dropout(true); })},
       {"residual_shared", diverse_residual([](auto& o) { o.shared_codebook(true); })},
       {"implicit", diverse_residual([](auto& o) { o.implicit_neural_codebook(true); })},

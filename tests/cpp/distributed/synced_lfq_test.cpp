@@ -75,6 +75,21 @@ Model grouped(const std::optional<std::string>& group) {
       GroupedResidualLFQOptions(kDim, stack_options(kDim / 2, group)).groups(2)));
 }
 
+Model with_first_level_in_evaluation(const std::optional<std::string>& group) {
+  ResidualLFQ stack(stack_options(kDim, group));
+  stack->levels[0]->eval();
+  return model_of(stack);
+}
+
+Make with_group_in_evaluation(size_t number) {
+  return [number](const std::optional<std::string>& group) {
+    GroupedResidualLFQ groups(
+        GroupedResidualLFQOptions(kDim, stack_options(kDim / 2, group)).groups(2));
+    groups->rvqs[number]->eval();
+    return model_of(groups);
+  };
+}
+
 const std::map<std::string, Make>& cases() {
   static const std::map<std::string, Make> all = {
       {"default", single([](auto&) {})},
@@ -85,6 +100,9 @@ const std::map<std::string, Make>& cases() {
       {"residual", residual},
       {"dropout", dropping},
       {"grouped", grouped},
+      {"first_level_evaluates", with_first_level_in_evaluation},
+      {"first_group_evaluates", with_group_in_evaluation(0)},
+      {"last_group_evaluates", with_group_in_evaluation(1)},
   };
   return all;
 }

@@ -6,6 +6,9 @@
 #include <torchvq/fit/evaluate_codebook.h>
 #include <torchvq/fit/evaluate_stack.h>
 #include <torchvq/fit/fit_codebook.h>
+#include <torchvq/fit/fit_stack.h>
+
+#include <cmath>
 
 #include "expect_throw.h"
 
@@ -142,6 +145,24 @@ TEST(FitCodebookTest, RefusesBadOptions) {
                                      "but got 'dot'");
   expect_throw_with<c10::ValueError>([&] { fit_codebook(x, options_of(3, "cosine", -1)); },
                                      "at least 0, but got -1");
+  FitStackOptions stack;
+  stack.level = options_of(3);
+  for (const double noise : {-1.0, std::nan("")}) {
+    stack.refine_noise = noise;
+    expect_throw_with<c10::ValueError>([&] { fit_stack(x, stack); },
+                                       "fit_stack: expected refine_noise to be at least 0");
+  }
+}
+
+TEST(VectorBlocksTest, VectorsThatGrowAfterTheFirstPassAreRefused) {
+  const auto x = normal({300, 4});
+  auto blocks = blocks_of(x, 100);
+  int64_t reads = 0;
+  blocks.read = [&](int64_t first, int64_t count) {
+    return x.narrow(0, first, count) * (++reads > 3 ? 1e6 : 1.0);
+  };
+  expect_throw_with<c10::ValueError>([&] { fit_codebook(blocks, options_of(8)); },
+                                     "fit_codebook: expected vectors to stay as they were");
 }
 
 TEST(EvaluateTest, RaggedStacksAreRefused) {

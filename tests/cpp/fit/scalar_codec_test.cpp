@@ -5,11 +5,16 @@
 #include <torchvq/fit/fit_scalar_codec.h>
 #include <torchvq/fit/scalar_codec.h>
 
+#include <limits>
 #include <string>
 #include <vector>
 
+#include "expect_throw.h"
+
 namespace torchvq::fit::scalar_codec_test {
 namespace {
+
+using torchvq::testing::expect_throw_with;
 
 functional::VectorBlocks blocks_of(const at::Tensor& x, int64_t block_rows) {
   functional::VectorBlocks blocks;
@@ -95,6 +100,14 @@ TEST(ScalarCodecTest, ACodeOfMinusOneAddsNothing) {
   }
 }
 
+TEST(ScalarCodecTest, FittedMapsRequireNoGradient) {
+  const auto x = vectors().requires_grad_();
+  for (const char* method : {"fsq", "lfq"}) {
+    const auto codec = fit_scalar_codec(blocks_of(x, 100), options_of(method)).codec;
+    EXPECT_FALSE(codec.in_weight.requires_grad() || codec.out_bias.requires_grad()) << method;
+  }
+}
+
 TEST(ScalarCodecTest, Errors) {
   const auto x = vectors();
   auto options = options_of("fsq");
@@ -114,6 +127,11 @@ TEST(ScalarCodecTest, Errors) {
   EXPECT_THROW(fit_scalar_codec(blocks_of(x.narrow(0, 0, 0), 100), options_of("fsq")),
                c10::ValueError);
   const auto codec = fit_scalar_codec(blocks_of(x, 100), options_of("fsq")).codec;
+  auto broken = x.clone();
+  broken[1234][3] = std::numeric_limits<float>::quiet_NaN();
+  expect_throw_with<c10::ValueError>(
+      [&] { fit_scalar_codec(blocks_of(broken, 100), options_of("fsq")); },
+      "fit_scalar_codec: expected finite vectors, but row 1234 holds NaN or infinity");
   EXPECT_THROW(encode_scalar(x.narrow(1, 0, 5), codec), c10::ValueError);
   EXPECT_THROW(decode_scalar(at::zeros({2, 3}, at::kLong), codec), c10::ValueError);
   EXPECT_THROW(decode_scalar(at::full({2, 2}, 35, at::kLong), codec), c10::IndexError);

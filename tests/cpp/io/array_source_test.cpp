@@ -158,8 +158,25 @@ TEST(IndexSourceTest, RefusesIndicesThatInt64CannotHold) {
   expect_throw_with<c10::ValueError>(
       [&] { source.read(1, 2); },
       "expected indices below 2^63, but got 18446744073709551615 at position 5");
+  expect_throw_with<c10::ValueError>([&] { source.read_flat(3, 3); }, "at position 5");
   save_npy(dir / "x.npy", indices);
   EXPECT_TRUE(at::equal(IndexSource(dir / "x.npy").read(0, 3), indices));
+}
+
+TEST(IndexSourceTest, ReadsElementsOfRowsLargerThanABlock) {
+  const TempDir dir;
+  const auto indices = at::arange(20).view({2, 10});
+  save_npy(dir / "x.npy", indices.to(at::kByte));
+  const IndexSource source(dir / "x.npy");
+  EXPECT_TRUE(at::equal(source.read_flat(7, 6), at::arange(7, 13)));
+  EXPECT_EQ(source.read_flat(20, 0).numel(), 0);
+  const auto refused = [&](int64_t first, int64_t count) {
+    expect_throw_with<c10::IndexError>([&] { source.read_flat(first, count); },
+                                       "elements within [0, 20)");
+  };
+  refused(15, 6);
+  refused(-1, 2);
+  refused(21, 0);
 }
 
 TEST(IndexSourceTest, ReadsEveryIntegerDtypeAndShape) {

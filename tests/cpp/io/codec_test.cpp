@@ -182,6 +182,10 @@ TEST_F(CodecTest, RefusesToWriteWhatCannotBeRead) {
   refused([](auto& codec) { codec.cluster_size = at::full({3}, INFINITY); });
   refused([](auto& codec) { codec.embed_avg = codec.embed_avg.t(); });
   refused([](auto& codec) { codec = make_codec(at::ones({0, 2}), at::ones({0}), "euclidean"); });
+  // Finite in float64 alone: the file holds float32.
+  refused([](auto& codec) { codec.codebook = at::full({3, 2}, 1e300, at::kDouble); });
+  refused([](auto& codec) { codec.embed_avg = at::full({3, 2}, 1e300, at::kDouble); });
+  refused([](auto& codec) { codec.cluster_size = at::full({3}, 1e300, at::kDouble); });
   EXPECT_THROW(make_codec(codebook(), at::ones({2}), "euclidean"), c10::ValueError);
   EXPECT_EQ(make_codec(codebook().to(at::kLong), at::ones({3}), "cosine").codebook.dtype(),
             at::kFloat);

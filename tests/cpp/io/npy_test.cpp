@@ -75,6 +75,16 @@ TEST_F(NpyTest, ReadsFortranOrderOfThreeAxes) {
   EXPECT_TRUE(at::equal(x, at::arange(6, at::kFloat).view({3, 2, 1}).permute({2, 1, 0})));
 }
 
+TEST_F(NpyTest, ReadsTheHeaderAlone) {
+  const auto bytes =
+      npy_bytes("{'descr': '<f4', 'fortran_order': True, 'shape': (1, 2, 3), }", kSixFloats);
+  write_bytes(dir_ / "x.npy", bytes);
+  const auto header = load_npy_header(dir_ / "x.npy");
+  EXPECT_EQ(header.dtype, at::kFloat);
+  EXPECT_EQ(header.shape, (std::vector<int64_t>{1, 2, 3}));
+  EXPECT_TRUE(header.fortran_order);
+}
+
 TEST_F(NpyTest, ReadsBigEndian) {
   const auto x = load(npy_bytes("{'descr': '>i2', 'fortran_order': False, 'shape': (3,), }",
                                 std::string("\x00\x01\x01\x00\xff\xfe", 6)));

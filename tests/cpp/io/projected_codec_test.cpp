@@ -142,12 +142,17 @@ TEST(ProjectedCodecTest, DamagedFilesAreRefused) {
           {}, "project_out.weight to lead back to 3 features");
 }
 
+ProjectedCodec make_small() {
+  ProjectedCodec codec;
+  codec.dim = 3;
+  codec.stacks = {
+      {{}, {{{at::ones({2, 3}), at::ones({2})}, at::ones({4, 2}), {at::ones({3, 2}), {}}}}, {}}};
+  return codec;
+}
+
 TEST(ProjectedCodecTest, RefusesPartsThatDoNotFit) {
   const TempDir dir;
-  ProjectedCodec good;
-  good.dim = 3;
-  good.stacks = {
-      {{}, {{{at::ones({2, 3}), at::ones({2})}, at::ones({4, 2}), {at::ones({3, 2}), {}}}}, {}}};
+  const auto good = make_small();
   save_projected_codec(dir / "good", good);
   EXPECT_EQ(load_projected_codec(dir / "good").columns(), 1);
   const auto refused = [&](auto change) {
@@ -166,6 +171,25 @@ TEST(ProjectedCodecTest, RefusesPartsThatDoNotFit) {
   refused([](auto& codec) { codec.stacks[0].levels[0].in.bias = at::ones({3}); });
   refused([](auto& codec) { codec.stacks[0].levels[0].out.weight = at::ones({2, 2}); });
   refused([](auto& codec) { codec.stacks[0].out.weight = at::ones({4, 3}); });
+  refused([](auto& codec) {
+    auto& level = codec.stacks[0].levels[0];
+    level = {{at::ones({0, 3}), {}}, at::ones({4, 0}), {at::ones({3, 0}), {}}};
+  });
+}
+
+TEST(ProjectedCodecTest, RefusesToWriteWhatFloat32CannotHold) {
+  const TempDir dir;
+  const auto refused = [&](auto change) {
+    auto codec = make_small();
+    change(codec.stacks[0].levels[0]);
+    expect_throw_with<c10::ValueError>([&] { save_projected_codec(dir / "c", codec); },
+                                       "to be finite in float32");
+  };
+  refused([](auto& level) { level.codebook.fill_(std::numeric_limits<float>::quiet_NaN()); });
+  refused([](auto& level) { level.codebook = level.codebook.to(at::kDouble).mul(1e300); });
+  refused([](auto& level) { level.in.weight = level.in.weight.to(at::kDouble).mul(1e300); });
+  refused([](auto& level) { level.in.bias = level.in.bias.to(at::kDouble).mul(-1e300); });
+  EXPECT_EQ(dir.files(), 0u);
 }
 
 }  // namespace

@@ -179,6 +179,14 @@ TEST(LFQTest, OptionsAndCallsAreChecked) {
   EXPECT_THROW(lfq->indices_to_codes(torch::tensor({32}, at::kLong)), c10::IndexError);
 }
 
+TEST(LFQTest, ARotationInFloat64DecodesInFloat64) {
+  LFQ lfq(options().orthogonal_rotation(true));
+  lfq->to(at::kDouble);
+  lfq->eval();
+  const auto output = lfq(normal({1, 3, kBits}).to(at::kDouble));
+  EXPECT_TRUE(at::allclose(lfq->indices_to_codes(output.indices), output.quantized, 0, 1e-12));
+}
+
 TEST(LFQTest, BitsAreSetAboveZero) {
   LFQ module(LFQOptions().dim(4));
   const auto tiny = torch::full({4}, 1e-50, torch::kDouble);

@@ -1,4 +1,5 @@
-// Options that only the constructor can give are refused by name if they are set later.
+// Options that are set later: what only the constructor can give is refused by name, and the others
+// count for the level that they are set on.
 #include <functional>
 #include <string>
 
@@ -121,6 +122,31 @@ TEST(OptionsSetLaterTest, DropoutOfOneGroupThatIsSetLater) {
       GroupedResidualFSQOptions(2 * kDim, ResidualFSQOptions({5, 5, 3, 3}, 2)).groups(2));
   scalars->rvqs[1]->options.quantize_dropout(true);
   leaves_no_trace<c10::ValueError>(scalars, [&] { scalars(x); }, "expected quantize_dropout");
+}
+
+TEST(OptionsSetLaterTest, TheRotationOfOneLevelIsItsOwn) {
+  const auto gradient = [](const std::function<void(VectorQuantizeImpl&)>& change) {
+    torch::manual_seed(0);
+    ResidualVQ rvq(stack(options().use_cosine_sim(true).rotation_trick(true)));
+    change(*rvq->levels[1]);
+    const auto x = normal({2, 6, kDim}).requires_grad_();
+    rvq(x).quantized.square().sum().backward();
+    return x.grad();
+  };
+  const auto unchanged = gradient([](auto&) {});
+  EXPECT_FALSE(at::equal(gradient([](auto& o) { o.options.rotation_trick(false); }), unchanged));
+}
+
+TEST(OptionsSetLaterTest, TheMetricOfOneLevelIsItsOwn) {
+  ResidualVQ rvq(stack(options()));
+  rvq->levels[1]->codebook_state->options.use_cosine_sim(true);
+  rvq(normal({2, 60, kDim}));
+  const auto learns_unit_vectors = [&](int64_t level) {
+    const auto length = rvq->levels[level]->codebook_state->embed.norm(2, -1);
+    return at::allclose(length, at::ones_like(length));
+  };
+  EXPECT_TRUE(learns_unit_vectors(1));
+  EXPECT_FALSE(learns_unit_vectors(0));
 }
 
 TEST(OptionsSetLaterTest, AffineMapsAndDiveqAreChosenAtConstruction) {

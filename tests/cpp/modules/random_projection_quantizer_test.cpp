@@ -123,6 +123,10 @@ TEST(RandomProjectionQuantizerTest, OptionsAndInputAreChecked) {
   EXPECT_THROW(
       module(normal({2, 5, 6}), RandomProjectionQuantizerForwardOptions().indices(outside)),
       c10::IndexError);
+  const auto transposed = torch::zeros({5, 2, 3}, at::kLong);
+  EXPECT_THROW(
+      module(normal({2, 5, 6}), RandomProjectionQuantizerForwardOptions().indices(transposed)),
+      c10::ValueError);
 }
 
 }  // namespace

@@ -312,6 +312,13 @@ TEST(RefusedCallsTest, OptionsThatAreSetWrongLaterLeaveNoTrace) {
       VectorQuantize module(how);
       change(*module);
       leaves_no_trace<c10::ValueError>(module, [&] { module(x); }, "expected");
+      ResidualVQ rvq(stack(how));
+      for (auto& level : rvq->levels) change(*level);
+      leaves_no_trace<c10::ValueError>(rvq, [&] { rvq(x); }, "expected");
+      GroupedResidualVQ grouped(GroupedResidualVQOptions(2 * kDim).groups(2).rvq(stack(how)));
+      change(*grouped->rvqs[1]->levels[1]);
+      leaves_no_trace<c10::ValueError>(
+          grouped, [&] { grouped(torch::cat({x, x}, -1)); }, "expected");
     }
   }
 }

@@ -234,6 +234,21 @@ TEST(ResidualFSQTest, GroupsShareTheDepthAndTakeVolumes) {
   EXPECT_EQ(groups->codebooks().sizes(), at::IntArrayRef({2, 4, 160, 3}));
 }
 
+TEST(ResidualFSQTest, GroupsDropLevelsByTheirOwnMode) {
+  for (const size_t evaluating : {0, 1}) {
+    GroupedResidualFSQ groups(
+        GroupedResidualFSQOptions(8, options(4).quantize_dropout(true)).groups(2));
+    groups->rvqs[evaluating]->eval();
+    std::set<int64_t> depths;
+    for (int step = 0; step < 20; ++step) {
+      const auto indices = groups(normal({2, 3, 8})).indices;
+      EXPECT_EQ(depth_of(indices[static_cast<int64_t>(evaluating)]), 4);
+      depths.insert(depth_of(indices[static_cast<int64_t>(1 - evaluating)]));
+    }
+    EXPECT_GT(depths.size(), 2U);
+  }
+}
+
 TEST(ResidualFSQTest, BadOptionsAndInputsAreRefused) {
   expect_throw_with<c10::ValueError>([] { ResidualFSQ(options(0)); }, "num_quantizers");
   expect_throw_with<c10::ValueError>(

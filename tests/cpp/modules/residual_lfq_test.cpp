@@ -104,6 +104,10 @@ TEST(ResidualLFQTest, GroupsDropTheSameLevels) {
     EXPECT_EQ(output.loss.sizes(), (std::vector<int64_t>{2, 6}));
     EXPECT_TRUE(at::equal(output.indices[0].ge(0), output.indices[1].ge(0)));
   }
+  module->rvqs[0]->eval();
+  for (int step = 0; step < 10; ++step) {
+    EXPECT_TRUE(module(normal({1, 3, 8})).indices[0].ge(0).all().item<bool>());
+  }
   module->eval();
   const auto output = module(normal({1, 3, 8}));
   const auto decoded = module->get_output_from_indices(output.indices);

@@ -422,6 +422,21 @@ TEST(GroupedResidualVQTest, AGroupLearnsBesideOneThatEvaluates) {
   EXPECT_FALSE(at::equal(groups->rvqs[1]->levels[0]->codebook_state->embed, second));
 }
 
+TEST(GroupedResidualVQTest, AGroupThatEvaluatesDropsNoLevels) {
+  for (const int64_t evaluating : {0, 1}) {
+    GroupedResidualVQ groups(GroupedResidualVQOptions(kDim).groups(2).rvq(
+        with([](auto& o) { o.quantize_dropout(true); })));
+    groups->rvqs[evaluating]->eval();
+    bool dropped = false;
+    for (int step = 0; step < 10; ++step) {
+      const auto absent = groups(normal({2, 4, kDim})).indices.lt(0);
+      EXPECT_FALSE(absent[evaluating].any().item<bool>());
+      dropped = dropped || absent[1 - evaluating].any().item<bool>();
+    }
+    EXPECT_TRUE(dropped);
+  }
+}
+
 TEST(ResidualVQTest, WrongOptionsAreNamed) {
   const auto refuse = [](const StackOptions& wrong, const std::string& fragment) {
     expect_throw_with<c10::ValueError>([&] { ResidualVQ stack(wrong); }, fragment);

@@ -3,9 +3,12 @@
 #include <string>
 #include <vector>
 
+#include <torchvq/distributed/replicas.h>
+#include <torchvq/functional/average_gradients.h>
 #include <torchvq/functional/binary_codes.h>
 #include <torchvq/functional/codebook.h>
 #include <torchvq/functional/decode.h>
+#include <torchvq/functional/latent_codes.h>
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/losses.h>
 #include <torchvq/functional/quantize.h>
@@ -13,6 +16,8 @@
 #include <torchvq/ops/commitment_loss.h>
 #include <torchvq/ops/lookup_codes.h>
 #include <torchvq/ops/nearest_code.h>
+#include <torchvq/ops/residual_commit.h>
+#include <torchvq/ops/residual_decode.h>
 #include <torchvq/ops/residual_encode.h>
 #include <torchvq/ops/scalar_quantize.h>
 #include <torchvq/ops/straight_through.h>
@@ -137,6 +142,27 @@ TEST(UndefinedTensorsTest, OperatorsNameThemWithAndWithoutAGradient) {
   }
 }
 
+TEST(UndefinedTensorsTest, ListsNameTheirs) {
+  const auto x = at::randn({1, 6, 4}), codebook = at::randn({1, 8, 4});
+  const auto indices = at::zeros({1, 6, 2}, at::kLong);
+  refuses([&] { ops::residual_encode(x, {codebook, kNone}); }, "residual_encode", "codebooks");
+  refuses([&] { ops::residual_decode(indices, {codebook, kNone}); }, "residual_decode",
+          "codebooks");
+  refuses([&] { ops::residual_commit(x, {codebook, kNone}, indices, std::nullopt, "none", 1); },
+          "residual_commit", "codebooks");
+  refuses([&] { F::decode_residual(indices, {codebook, kNone}, 1, false); }, "residual_decode",
+          "codebooks");
+  const auto values = at::randn({3});
+  refuses([&] { F::latent_quantize(x, {values, kNone, values, values}); }, "latent_quantize",
+          "values");
+  refuses([&] { F::average_gradients({kNone}, x, std::nullopt, {}); }, "average_gradients",
+          "gradients");
+  refuses([&] { distributed::state_hash({x, kNone}); }, "state_hash", "state");
+  refuses([&] { distributed::replica_hashes({kNone}, {}); }, "replica_hashes", "state");
+  refuses([&] { distributed::handshake_({kNone}, {}); }, "handshake_", "state");
+  refuses([&] { distributed::broadcast_state_({kNone}, {}); }, "broadcast_state_", "state");
+}
+
 TEST(UndefinedTensorsTest, FunctionsNameThem) {
   const auto tokens = at::randn({2, 6, 4});
   refuses([] { F::pack_tokens(kNone); }, "pack_tokens", "x");
@@ -164,6 +190,8 @@ TEST(UndefinedTensorsTest, FunctionsNameThem) {
   refuses([&] { F::zero_absent(tokens, kNone); }, "zero_absent", "indices");
   refuses([&] { F::decode_indices(tokens, kNone); }, "decode_indices", "indices");
   refuses([&] { F::decode_residual(kNone, {tokens}); }, "decode_residual", "indices");
+  refuses([&] { F::merge_statistics(tokens, tokens, tokens, tokens, tokens, kNone); },
+          "merge_statistics", "exponents_b");
 }
 
 }  // namespace

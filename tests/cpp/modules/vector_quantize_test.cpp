@@ -471,5 +471,22 @@ TEST(VectorQuantizeTest, GivenIndicesReplaceDeadCodesInTrainingAlone) {
   }
 }
 
+TEST(VectorQuantizeTest, LearningOutsideOfForwardCountsItsOwnReplacements) {
+  const auto x = normal({1, 30, kDim});
+  const auto zeros = at::zeros({1, 30}, at::kLong);
+  VectorQuantize module(options().threshold_ema_dead_code(0.5).decay(0.1));
+  const auto& codebook = module->codebook_state;
+  for (int64_t step = 1; step <= 3; ++step) {
+    codebook->cluster_size.zero_();
+    module->update_ema_indices(x, zeros);
+    EXPECT_EQ(module->stats().replaced, kCodes - 1);
+    codebook->cluster_size.zero_();
+    module->expire_codes_(x);
+    EXPECT_EQ(module->stats().replaced, kCodes);
+    EXPECT_EQ(codebook->rng[1].item<int64_t>(), 2 * step);
+  }
+  EXPECT_THROW(module->update_ema_indices(x, zeros.t()), c10::ValueError);
+}
+
 }  // namespace
 }  // namespace torchvq::vector_quantize_test
