@@ -55,10 +55,11 @@ ResidualLFQOptions stack_options(int64_t dim, const std::optional<std::string>& 
       .lfq(entropy_only(group));
 }
 
+/// `size`: that of latents near the boundary of the signs, where the entropies have a gradient.
 template <typename Stack>
-Model model_of(Stack stack) {
-  return {stack.ptr(), [stack](const torch::Tensor& x, const torch::Tensor& mask) mutable {
-            return stack(x * 0.002, ResidualLFQForwardOptions().mask(mask)).loss;
+Model model_of(Stack stack, double size = 0.002) {
+  return {stack.ptr(), [stack, size](const torch::Tensor& x, const torch::Tensor& mask) mutable {
+            return stack(x * size, ResidualLFQForwardOptions().mask(mask)).loss;
           }};
 }
 
@@ -78,7 +79,7 @@ Model grouped(const std::optional<std::string>& group) {
 Model with_first_level_in_evaluation(const std::optional<std::string>& group) {
   ResidualLFQ stack(stack_options(kDim, group));
   stack->levels[0]->eval();
-  return model_of(stack);
+  return model_of(stack, 1.0);  // the other levels see what the signs leave
 }
 
 Make with_group_in_evaluation(size_t number) {
