@@ -82,13 +82,13 @@ def _over(line: Line, who: str) -> str:
 def _by_ratio(
     patches: list[Line], heading: str, value: Callable[[Line, str], str]
 ) -> tuple[list[str], list[list[str]]]:
-    """Settings that ran at every ratio of batch to codebook, one column per ratio."""
+    """Settings that ran at every usual ratio of batch to codebook, one column per ratio."""
     found: dict[tuple[str, str], dict[float, str]] = {}
     for line in patches:
         ratio = line.row.setting["batch"] / line.row.setting["codes"]
         name = line.row.name.split(": ")[1]
         for who in (OURS, REFERENCE):
-            if text := value(line, who):
+            if ratio in stream.RATIOS and (text := value(line, who)):
                 found.setdefault((name, who), {})[ratio] = text
     ratios = sorted({ratio for values in found.values() for ratio in values})
     header = [heading, "library", *(f"batch/codebook {ratio:g}" for ratio in ratios)]
