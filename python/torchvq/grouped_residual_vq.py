@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchvq._base import joined as _joined
 from torchvq._codebook.stats import CodebookStats, read_stats
-from torchvq._residual.calls import check_codes, siblings_of, targets_of
+from torchvq._residual.calls import check_assigned_codes, siblings_of, targets_of
 from torchvq._residual.dropout import drops_levels
 from torchvq._residual.grouped_stack import Groups
 from torchvq._residual.results import finish
@@ -80,7 +80,7 @@ class GroupedResidualVQ(Groups[ResidualVQ]):
                 # All groups before the first one learns.
                 targets_of(rvq, part, target, sample_codebook_temp)
         for rvq in self.stacks:
-            check_codes(rvq, freeze_codebook)
+            check_assigned_codes(rvq, freeze_codebook)
         siblings = siblings_of(self.stacks)
         depth = None
         started = []

@@ -122,7 +122,7 @@ def targets_of(
     return levels
 
 
-def check_codes(rvq: "ResidualVQ", frozen: bool) -> None:
+def check_assigned_codes(rvq: "ResidualVQ", frozen: bool) -> None:
     """Raises ValueError where a forward would refuse codes that were assigned; groups ask before one of them learns."""
     for level in rvq.levels:
         codebook = level._codebook
