@@ -36,6 +36,8 @@ STEPS, QUICK_STEPS, WATCHED = 300, 4, 20
 
 THRESHOLD: Options = dict(threshold_ema_dead_code=2)
 KMEANS: Options = dict(kmeans_init=True)
+# Codes are parameters and learn by averages, too.
+ORTHOGONAL: Options = dict(orthogonal_reg_weight=1e-3)
 LEARNABLE: Options = dict(learnable_codebook=True, ema_update=False)
 COSINE: Options = dict(use_cosine_sim=True)
 PROJECTED: Options = dict(codebook_dim=8)
@@ -46,8 +48,10 @@ HEADS: Options = dict(heads=4, separate_codebook_per_head=True, codebook_size=HE
 FITTED = recommended(TOKENS, CODES)
 
 
-def _in_place(optimizer: Callable[..., torch.optim.Optimizer], rate: float) -> Options:
-    return LEARNABLE | dict(in_place_codebook_optimizer=partial(optimizer, lr=rate))
+def _in_place(
+    optimizer: Callable[..., torch.optim.Optimizer], rate: float, codes: Options = LEARNABLE
+) -> Options:
+    return codes | dict(in_place_codebook_optimizer=partial(optimizer, lr=rate))
 
 
 VECTOR: dict[str, dict[str, Options]] = {
@@ -63,6 +67,10 @@ VECTOR: dict[str, dict[str, Options]] = {
         "learnable, threshold 2": LEARNABLE | THRESHOLD,
         "in place, Adam": _in_place(torch.optim.Adam, 1e-3),
         "in place, SGD": _in_place(torch.optim.SGD, 1.0),
+        "in place, Adam, threshold 2": _in_place(torch.optim.Adam, 1e-3) | THRESHOLD,
+        "in place, Adam, and averages": _in_place(torch.optim.Adam, 1e-3, ORTHOGONAL),
+        "in place, Adam, and averages, threshold 2": _in_place(torch.optim.Adam, 1e-3, ORTHOGONAL)
+        | THRESHOLD,
         "no rotation trick": dict(rotation_trick=False),
         "commitment 0.25": dict(commitment_weight=0.25),
     },

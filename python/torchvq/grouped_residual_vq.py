@@ -9,10 +9,10 @@ from torch import Tensor
 
 from torchvq._base import joined as _joined
 from torchvq._codebook.stats import CodebookStats, read_stats
-from torchvq._residual.calls import check_assigned_codes, siblings_of, targets_of
+from torchvq._residual.calls import checked_call, siblings_of
 from torchvq._residual.dropout import drops_levels
 from torchvq._residual.grouped_stack import Groups
-from torchvq._residual.results import finish
+from torchvq._residual.results import finish, search
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
 from torchvq.residual_vq import ResidualVQ
 
@@ -75,26 +75,20 @@ class GroupedResidualVQ(Groups[ResidualVQ]):
         self.check_input(x)
         targets = [None] * self.groups if indices is None else self._split_indices(indices)
         parts = x.chunk(self.groups, self.split_dim)
-        if indices is not None:
-            for rvq, part, target in zip(self.stacks, parts, targets, strict=True):
-                # All groups before the first one learns.
-                targets_of(rvq, part, target, sample_codebook_temp)
-        for rvq in self.stacks:
-            check_assigned_codes(rvq, freeze_codebook)
+        calls = [
+            checked_call(rvq, part, mask, target, sample_codebook_temp, freeze_codebook, beam_size)
+            for rvq, part, target in zip(self.stacks, parts, targets, strict=True)
+        ]
         siblings = siblings_of(self.stacks)
         depth = None
         started = []
         with ExitStack() as steps:
-            for rvq, part, target in zip(self.stacks, parts, targets, strict=True):
+            for rvq, part, call in zip(self.stacks, parts, calls, strict=True):
                 own = rvq.start(
                     part,
                     steps,
-                    mask=mask,
-                    indices=target,
+                    call,
                     return_all_codes=return_all_codes,
-                    sample_codebook_temp=sample_codebook_temp,
-                    freeze_codebook=freeze_codebook,
-                    beam_size=beam_size,
                     seed=rand_quantize_dropout_fixed_seed,
                     depth=depth,
                     siblings=siblings,
@@ -102,7 +96,7 @@ class GroupedResidualVQ(Groups[ResidualVQ]):
                 if drops_levels(rvq):
                     depth = own.request.depth
                 started.append(own)
-            results = finish(started)
+            results = finish(search(started, steps, siblings))
         quantized, *others = zip(*results, strict=True)
         joined = _joined.cat(quantized, self.split_dim)
         if indices is not None:

@@ -18,6 +18,7 @@ from torchvq._base.ranks import group_of, ranks_of
 from torchvq._base.wide_buffers import WideBuffers, widened
 from torchvq._codebook.learning import synced_level
 from torchvq._codebook.messages import agree_in_stack
+from torchvq._codebook.set_later import check_level
 from torchvq._codebook.stats import CodebookStats, fit_to_codes, stats_of
 from torchvq._codebook.undo import undo_of
 from torchvq._hierarchical import calls as _calls
@@ -314,6 +315,8 @@ class HierarchicalVQ(WideBuffers):
                 frozen=all(map(request.freezes, self.levels)),
                 dtype=maps.dtype,
             )
+        for vq in self._quantizers():
+            check_level(vq, request.freezes(vq))
         depth = self._depth()
         request = request._replace(depth=depth)
         # In turn, a scale is searched and spread, by the caller's modules, after another has learnt.

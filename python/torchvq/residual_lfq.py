@@ -194,7 +194,7 @@ class ResidualLFQ(ResidualStack):
         self, index: int, residual: Tensor, mask: Tensor | None, rng: Tensor | None
     ) -> LevelResult:
         level = self.quantizers[index]
-        ranks = ranks_of(level, "ResidualLFQ")
+        ranks = ranks_of(level, "ResidualLFQ", self.dim)
         # Losses over ranks, and those of summed gradients, are computed after all levels.
         waits = not ranks.alone or self.gradient == "summed"
         estimates = level.training and self.gradient == "summed"
@@ -209,7 +209,7 @@ class ResidualLFQ(ResidualStack):
         return cast(Tensor, _ops.straight_through(self.quantizers[0].activation(inputs), total))
 
     def handshake(self, inputs: Tensor) -> None:
-        ranks = shared_ranks(self.quantizers, "ResidualLFQ")
+        ranks = shared_ranks(self.quantizers, "ResidualLFQ", self.dim)
         rng = self._buffers.get("rng")
         _lookup_free.handshake(self.quantizers, rng, ranks, inputs, self.signature)
 
@@ -241,7 +241,7 @@ class ResidualLFQ(ResidualStack):
 def losses_of(stacks: Sequence[ResidualLFQ], results: Sequence[StackResult]) -> list[Tensor]:
     """The losses (Q,) of each stack; ranks share the entropies of all levels of all stacks in one all-reduce."""
     levels = (level for stack in stacks for level in stack.quantizers)
-    ranks = shared_ranks(levels, "ResidualLFQ")
+    ranks = shared_ranks(levels, "ResidualLFQ", stacks[0].dim)
     pending = [
         Pending(stack.quantizers, [found.signs for found in result.details], result.step)
         for stack, result in zip(stacks, results, strict=True)

@@ -221,7 +221,7 @@ class ResidualSimVQ(ResidualStack):
         return output.view_as(inputs)
 
     def handshake(self, inputs: Tensor) -> None:
-        ranks = shared_ranks(self.quantizers, "ResidualSimVQ")
+        ranks = shared_ranks(self.quantizers, "ResidualSimVQ", self.dim)
         rng = self._buffers.get("rng")
         handshake(self.quantizers, ranks, rng, "ResidualSimVQ", self.signature)
 

@@ -16,23 +16,18 @@ from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout, layout_by_options
 from torchvq._base.options import check_options, expect, keep_values
 from torchvq._base.projection import make_projections, project_codes, projected_tokens
-from torchvq._base.ranks import Ranks, ranks_of
 from torchvq._base.replaced import Methods, methods_of
-from torchvq._base.torch_private import is_mapped
 from torchvq._codebook import in_place as _in_place
-from torchvq._codebook.learning import synced_level
+from torchvq._codebook.losses import sees_padding
 from torchvq._codebook.stats import CodebookStats, draws_frozen, fit_to_codes, read_stats
-from torchvq._codebook.undo import undo_of
-from torchvq._residual.calls import Siblings, agree, beam_of, sees_padding, targets_of
+from torchvq._residual.calls import Siblings, StackCall, agree, checked_call
 from torchvq._residual.decode import decode_levels, decode_sum
 from torchvq._residual.dropout import drawn_depth, drops_levels, seeded_depth
 from torchvq._residual.engine import stack_levels
-from torchvq._residual.evaluation import can_encode_at_once, encode_at_once
 from torchvq._residual.implicit_codebook import MLP
 from torchvq._residual.level_options import level_options
-from torchvq._residual.levels import StackRequest, overlaps, walk
-from torchvq._residual.results import Started, finish
-from torchvq._residual.step import can_step_at_once, step_at_once
+from torchvq._residual.levels import StackRequest
+from torchvq._residual.results import Started, finish, search
 from torchvq.codebook import Codebook
 from torchvq.outputs import ResidualResult
 from torchvq.vector_quantize import VectorQuantize
@@ -248,86 +243,57 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
             ValueError: wrong shapes or conflicting arguments. TypeError: wrong dtypes. IndexError: a target out of
                 range.
         """
+        call = checked_call(
+            self, x, mask, indices, sample_codebook_temp, freeze_codebook, beam_size
+        )
         with ExitStack() as steps:
             started = self.start(
                 x,
                 steps,
-                mask=mask,
-                indices=indices,
+                call,
                 return_all_codes=return_all_codes,
-                sample_codebook_temp=sample_codebook_temp,
-                freeze_codebook=freeze_codebook,
-                beam_size=beam_size,
                 seed=rand_quantize_dropout_fixed_seed,
             )
-            return finish([started])[0]
+            return finish(search([started], steps))[0]
 
     def start(
         self,
         x: Tensor,
         steps: ExitStack,
+        call: StackCall,
         *,
-        mask: Tensor | None = None,
-        indices: Tensor | list[Tensor] | None = None,
         return_all_codes: bool = False,
-        sample_codebook_temp: float | None = None,
-        freeze_codebook: bool = False,
-        beam_size: int | None = None,
         seed: int | None = None,
         depth: int | Tensor | None = None,
         siblings: Siblings | None = None,
     ) -> Started:
-        """The first half of ``forward``: everything before the update of the codebooks, which ``finish`` does.
+        """The beginning of ``forward``, up to the handshake with other ranks; ``search`` and ``finish`` follow.
 
         Args:
             steps: open until the end of the step.
             depth: number of levels to use if this forward drops some; drawn if None.
             siblings: the stacks that learn in the same step, if there are others.
         """
-        layout = self.layout
-        layout.check_input(x)
-        beam = beam_of(self, beam_size)
-        targets = targets_of(self, x, indices, sample_codebook_temp)
-        token_mask = layout.token_mask(x, mask, None)
         if self.training:
             for level in self.levels:
                 fit_to_codes(level)
         if self.training and is_checkpointed():
             for codebook in self._codebooks():
                 steps.enter_context(codebook.recorded_step())
-        ranks = ranks_of(synced_level(self.levels), type(self).__name__)
-        frozen = freeze_codebook or all(level.freeze_codebook for level in self.levels)
-        seen = None if sees_padding(self) else token_mask
-        tokens = projected_tokens(x, seen, layout, self.project_in)
-        depth = self._agree_on_depth(siblings, ranks, frozen, tokens.dtype, seed, depth)
+        seen = None if sees_padding(self, self.levels[0]) else call.mask
+        tokens = projected_tokens(x, seen, call.layout, self.project_in)
+        depth = self._agree_on_depth(siblings, call, tokens.dtype, seed, depth)
         request = StackRequest(
-            mask=token_mask,
+            mask=call.mask,
             batch=tokens.shape[:2],
-            targets=targets,
-            temperature=sample_codebook_temp,
-            frozen=frozen,
+            targets=call.targets,
+            temperature=call.temperature,
+            frozen=call.frozen,
             depth=depth,
-            ranks=ranks,
-            beam=beam,
+            ranks=call.ranks,
+            beam=call.beam,
         )
-        started = Started(self, layout, x, request, return_all_codes)
-        if not return_all_codes and can_encode_at_once(self, request):
-            step = encode_at_once(self, layout.split_heads(tokens), request)
-            if step is not None:
-                return started._replace(step=step)
-        # Stacks that learn together on ranks, or later, exchange their statistics in the second half. Code of the user
-        # may fail, and must not find another stack that has learnt.
-        later = overlaps(self, tokens, request)
-        waits = siblings is not None and (siblings.calls_back or not ranks.alone)
-        # An operator that may write to the state cannot be mapped over the tokens alone.
-        at_once = (self.training or not is_mapped(tokens)) and can_step_at_once(self, tokens)
-        if at_once and not later and not waits:
-            return started._replace(step=step_at_once(self, tokens, request, return_all_codes))
-        undo = undo_of(self._codebooks()) if self.training else None
-        if undo is not None:
-            steps.enter_context(undo)
-        walked = walk(self, layout.split_heads(tokens), request)
-        return started._replace(walk=walked, overlaps=later, undo=undo)
+        return Started(self, call.layout, x, request, return_all_codes, tokens)
 
     # Stages of forward ---------------------------------------------------------------------------------------
 
@@ -398,8 +364,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
     def _agree_on_depth(
         self,
         siblings: Siblings | None,
-        ranks: Ranks,
-        frozen: bool,
+        call: StackCall,
         dtype: torch.dtype,
         seed: int | None,
         depth: int | Tensor | None,
@@ -410,7 +375,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         if depth is None and seeded:
             depth = self._depth(seed)
         named = cast(int, depth) if seeded else None
-        agree(self, siblings, ranks, frozen=frozen, dtype=dtype, depth=named)
+        agree(self, siblings, call.ranks, frozen=call.frozen, dtype=dtype, depth=named)
         return self._depth(None) if depth is None or not drops else depth
 
     def _depth(self, seed: int | None) -> int | Tensor:

@@ -100,7 +100,8 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
         learnable_codebook: the codes are parameters, pulled by the commitment loss. Needs ``ema_update=False``.
             Default: False, but True with ``vq_bridge`` and ``directional_reparam``.
         in_place_codebook_optimizer: called with the codebook's parameters, returns an optimizer that takes a step
-            towards the tokens inside each training forward. Default: none.
+            towards the tokens inside each training forward, before the search; averages and dead codes follow it
+            there, from the codes that were nearest before it. Default: none.
         manual_in_place_optimizer_update: only accumulate its gradients; ``update_in_place_optimizer()`` takes the step.
             Default: False.
         affine_param: map the codes to the mean and variance of the data (arXiv:2305.08842). Default: False.

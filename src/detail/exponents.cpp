@@ -15,6 +15,8 @@ at::Tensor exponent_of(const at::Tensor& magnitudes) {
       bits.bitwise_right_shift(52).sub(1023).add(above.to(at::kLong)).to(at::kInt));
 }
 
+at::Tensor can_be_summed(const at::Tensor& x) { return x.abs().le(kernels::kLargestSummed); }
+
 at::Tensor clamp_exponents(const at::Tensor& exponents) {
   return exponents.clamp(kernels::kMinExponent, kernels::kMaxExponent);
 }

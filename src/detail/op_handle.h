@@ -37,6 +37,9 @@ class CheckedOperator<Result(Arguments...)> {
   void check(at::TensorList tensors, size_t number) const {
     for (const auto& tensor : tensors) check(tensor, number);
   }
+  void check(const std::optional<at::TensorList>& tensors, size_t number) const {
+    if (tensors) check(*tensors, number);
+  }
   template <typename Other>
   void check(const Other& /*argument*/, size_t /*number*/) const {}
 

@@ -2,19 +2,25 @@
 
 #include <cmath>
 
-#include <ATen/ops/aminmax.h>
 #include <c10/util/accumulate.h>
 
 #include "detail/checks.h"
+#include "detail/index_range.h"
 #include "modules/indices.h"
 
 namespace torchvq::detail {
 
 void check_options_set_later(const VectorQuantizeImpl& vq) {
-  const auto& codebook = *vq.codebook_state;
-  if (codebook.initialised() && !vq.options.affine_param()) return;
   vq.options.validate();
-  codebook.options.validate();
+  vq.codebook_state->options.validate();
+}
+
+void check_affine_param(const VectorQuantizeImpl& vq) {
+  const auto& codebook = *vq.codebook_state;
+  const bool built = codebook.batch_mean.defined();
+  TORCH_CHECK_VALUE(vq.options.affine_param() == built && codebook.options.affine_param() == built,
+                    "VectorQuantize: expected affine_param to be given to the constructor, which "
+                    "makes the statistics of the map, but got set on the module");
 }
 
 void check_temperature(const VectorQuantizeOptions& options, std::optional<double> temperature,
@@ -47,11 +53,7 @@ at::Tensor unflattened(const at::Tensor& targets, const at::Tensor& x, const Lay
 void check_target_values(const at::Tensor& targets, int64_t codebook_size,
                          const std::string& owner) {
   const auto whole = as_int64(owner, targets);
-  if (whole.numel() == 0 || !whole.is_cpu()) return;
-  const auto [lowest, highest] = at::aminmax(whole);
-  const auto least = lowest.item<int64_t>(), most = highest.item<int64_t>();
-  TORCH_CHECK_INDEX(least >= -1 && most < codebook_size, owner, ": expected indices to be in [-1, ",
-                    codebook_size, "), but got ", least < -1 ? least : most);
+  check_index_range(owner.c_str(), "indices", whole, codebook_size);
 }
 
 void check_ema_weight(const at::Tensor& weight, const at::Tensor& cluster_size) {

@@ -15,9 +15,12 @@
 namespace torchvq::detail {
 
 /// Throws c10::ValueError for options of a quantizer in training that were set wrong after
-/// construction, if its step writes k-means or the statistics of the affine map before the operators
-/// check the others.
+/// construction. The operators check them, too, but k-means, the statistics of the affine map, and
+/// other levels or groups of the same step may have been written by then.
 void check_options_set_later(const VectorQuantizeImpl& vq);
+
+/// Throws c10::ValueError if `affine_param` was set after construction.
+void check_affine_param(const VectorQuantizeImpl& vq);
 
 /// Throws c10::ValueError unless the temperature of a call, or the option where codes are sampled,
 /// is finite.

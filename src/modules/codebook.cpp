@@ -290,7 +290,7 @@ void CodebookImpl::update_affine(const torch::Tensor& x, const std::optional<tor
       options.affine_param_batch_decay(),
       options.sync_affine_param() ? ranks : distributed::Ranks());
   // A step without tokens changes nothing, not even the statistics of the codes.
-  const auto present = tokens.gt(0).expand({-1, options.codebook_size()});
+  const auto present = tokens.gt(0).expand({-1, embed.size(1)});
   functional::update_affine_(codebook_mean, codebook_variance, codebook_mean_needs_init,
                              codebook_variance_needs_init, embed.detach(), present,
                              options.affine_param_codebook_decay());
@@ -311,10 +311,19 @@ torch::Tensor CodebookImpl::raw_inputs(const torch::Tensor& x) const {
                                 : inputs;
 }
 
-functional::CodebookState CodebookImpl::state() {
+torch::Tensor CodebookImpl::fresh_counts() const {
+  // Codes that do not follow averages may have been given without these.
+  const auto codes = std::max(cluster_size.size(1), checked_embed().size(1));
+  return at::zeros({cluster_size.size(0), codes}, cooldown.options().dtype(at::kLong));
+}
+
+functional::CodebookState CodebookImpl::state(bool learns) {
   // Threads may evaluate one module at the same time, so evaluation writes nothing.
   if (is_training()) {
-    check_averages();
+    if (learns) check_averages();
+    if (cooldown.sizes() != cluster_size.sizes()) {
+      cooldown.set_data(at::zeros_like(cluster_size, at::kLong));
+    }
     replaced = replaced.to(embed.device());
   }
   const bool moved = replaced.device() != embed.device();

@@ -246,7 +246,10 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
                                                  const HierarchicalVQForwardOptions& call) {
   check_input(x);
   const auto mask = scale_layout(options).token_mask(x, call.mask(), call.lens());
-  detail::check_temperature(get_vq(0).options, call.sample_codebook_temp(), kHierarchicalVQ);
+  for (const auto& vq : vqs) {
+    detail::check_affine_param(*vq);
+    detail::check_temperature(vq->options, call.sample_codebook_temp(), kHierarchicalVQ);
+  }
   const auto targets = checked_targets(x, call);
   // Decoding may run outside autocast, so forward disables it for equal results.
   const detail::WithoutAutocast without_autocast;
@@ -256,7 +259,7 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
     codebooks.push_back(vq->codebook_state);
     levels.push_back(vq.ptr().get());
   }
-  const auto ranks = detail::ranks_of(detail::synced_level(vqs), kHierarchicalVQ);
+  const auto ranks = detail::ranks_of(detail::synced_level(vqs), kHierarchicalVQ, options.dim());
   // Before the depth is drawn, so that ranks draw the same depth.
   const auto maps = maps_of(options, x, mask);
   const bool frozen = std::all_of(levels.begin(), levels.end(), [&](const VectorQuantizeImpl* vq) {
@@ -269,6 +272,9 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
                             .frozen = frozen,
                             .dtype = maps.scalar_type()},
                            ranks);
+  }
+  if (is_training()) {
+    for (const auto* vq : levels) detail::check_options_set_later(*vq);
   }
   const auto depth = scales_in_use(*this);
   const auto run = [&] {

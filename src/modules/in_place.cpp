@@ -88,24 +88,32 @@ std::optional<at::Tensor> target_of(const std::optional<at::Tensor>& mask) {
   return mask ? std::optional(target_of(*mask)) : std::nullopt;
 }
 
-at::Tensor in_place_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
-                         const at::Tensor& codebook, const std::optional<at::Tensor>& mask,
-                         const distributed::Ranks& ranks) {
+InPlaceStep in_place_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
+                          const at::Tensor& codebook, const std::optional<at::Tensor>& mask,
+                          const Request& request, bool learns) {
   const c10::InferenceMode no_inference(false);
   at::AutoGradMode enable_grad(true);
+  auto& state = *vq.codebook_state;
+  const auto own_mask = target_of(mask);
+  F::QuantizeOutput found;
   at::Tensor loss;
   const auto backward = [&] {
     const auto target = target_of(projected);
-    const auto& state = *vq.codebook_state;
-    const auto found = F::quantize(target, codebook, state.rng, std::nullopt,
-                                   F::QuantizeOptions().metric(state.metric()).estimator("none"));
-    loss = ops::commitment_loss(found.inputs, found.codes, target_of(mask));
+    found = F::quantize(target, codebook, state.rng, std::nullopt,
+                        F::QuantizeOptions().metric(state.metric()).estimator("none"));
+    loss = ops::commitment_loss(found.inputs, found.codes, own_mask);
     loss.backward();
     return target;
   };
-  step_own_optimizer(vq, vq.options.manual_in_place_optimizer_update(),
-                     vq.codebook_state->learned_parameters(), backward, mask, ranks);
-  return loss.detach();
+  step_own_optimizer(vq, vq.options.manual_in_place_optimizer_update(), state.learned_parameters(),
+                     backward, mask, request.ranks);
+  InPlaceStep own{loss.detach(), {}};
+  if (learns) {
+    const at::NoGradGuard no_grad;
+    own.counts = state.learn(found.inputs, found.indices, own_mask, request.ema_update,
+                             request.accumulate, request.weight, request.ranks);
+  }
+  return own;
 }
 
 }  // namespace torchvq::detail

@@ -9,6 +9,8 @@
 #include <torchvq/modules/in_place_optimizer.h>
 #include <torchvq/modules/vector_quantize.h>
 
+#include "modules/request.h"
+
 namespace torchvq::detail {
 
 /// The target of a step of a module's own optimizer, and its mask. Inference tensors are cloned:
@@ -26,9 +28,19 @@ void step_own_optimizer(InPlaceOptimizer& owner, bool manual,
                         const std::function<at::Tensor()>& backward,
                         const std::optional<at::Tensor>& mask, const distributed::Ranks& ranks);
 
-/// One step towards the tokens (H, T, D) of this batch; returns the loss of this step.
-at::Tensor in_place_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
-                         const at::Tensor& codebook, const std::optional<at::Tensor>& mask,
-                         const distributed::Ranks& ranks);
+/// A step of the codebook's own optimizer.
+struct InPlaceStep {
+  at::Tensor loss;                   ///< () before the step
+  std::optional<at::Tensor> counts;  ///< (H, K), tokens of all ranks per code, if they were learnt
+};
+
+/// One step towards the tokens (H, T, D) of this batch.
+///
+/// @param learns  whether averages and dead codes follow at once, from the search of this step, so
+///                that the search to come finds the codes of the whole step. Codes that are replaced
+///                after the search whose result the encoder gets are a step behind the encoder.
+InPlaceStep in_place_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
+                          const at::Tensor& codebook, const std::optional<at::Tensor>& mask,
+                          const Request& request, bool learns);
 
 }  // namespace torchvq::detail

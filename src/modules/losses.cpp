@@ -39,6 +39,10 @@ F::QuantizerLossOptions loss_options(const VectorQuantizeImpl& vq,
   return losses;
 }
 
+bool sees_padding(const VectorQuantizeOptions& options, bool training) {
+  return training && options.vqp_compat() && options.codebook_diversity_loss_weight() > 0;
+}
+
 at::Tensor level_loss(const VectorQuantizeImpl& vq, const F::SearchedTokens& searched,
                       const Request& request, F::QuantizerLosses losses,
                       const F::QuantizerLossOptions& options) {

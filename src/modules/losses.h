@@ -13,6 +13,10 @@ functional::QuantizerLossOptions loss_options(const VectorQuantizeImpl& vq,
                                               const std::optional<at::Tensor>& tokens,
                                               const Request& request);
 
+/// Whether a forward leaves padding as it is, because the diversity loss covers it, as in the
+/// reference.
+bool sees_padding(const VectorQuantizeOptions& options, bool training);
+
 /// The weighted loss of one level of a stack, a scalar, after its codebook has learnt.
 at::Tensor level_loss(const VectorQuantizeImpl& vq, const functional::SearchedTokens& searched,
                       const Request& request, functional::QuantizerLosses losses,

@@ -29,7 +29,8 @@ std::string messages_of(const VectorQuantizeImpl& vq, const Sending& call) {
   const auto& options = vq.options;
   const bool trains = !call.frozen;
   std::vector<std::string> sent;
-  if ((trains || call.begins) && options.affine_param() && options.sync_affine_param()) {
+  const auto& state = vq.codebook_state->options;
+  if ((trains || call.begins) && state.affine_param() && state.sync_affine_param()) {
     sent.emplace_back("moments");
   }
   if (trains && vq.learns_in_place()) sent.emplace_back("gradients");
@@ -43,18 +44,37 @@ std::string messages_of(const VectorQuantizeImpl& vq, const Sending& call) {
   return joined_messages(sent);
 }
 
-std::string quantizer_signature(const VectorQuantizeImpl& vq) {
+/// The options of a quantizer, or of a level, that a stack does not list for all its levels.
+std::string level_signature(const VectorQuantizeImpl& vq) {
   const auto& options = vq.options;
+  const auto& state = vq.codebook_state->options;
   std::ostringstream text;
-  text << std::boolalpha << "k-means of " << options.kmeans_iters() << " iterations over ranks "
-       << options.sync_kmeans() << ", affine map over ranks " << options.sync_affine_param()
-       << " with decays " << options.affine_param_batch_decay() << " and "
-       << options.affine_param_codebook_decay() << ", moving averages " << vq.resolved().ema_update
-       << ", frozen " << options.freeze_codebook() << ", diversity "
+  text << std::boolalpha << "k-means of " << state.kmeans_iters() << " iterations over ranks "
+       << state.sync_kmeans() << ", affine map over ranks " << state.sync_affine_param()
+       << " with decays " << state.affine_param_batch_decay() << " and "
+       << state.affine_param_codebook_decay() << ", diversity "
        << options.codebook_diversity_loss_weight() << " at "
        << options.codebook_diversity_temperature() << ", own optimizer "
        << vq.in_place_optimizer_text() << ", manual " << options.manual_in_place_optimizer_update();
   return text.str();
+}
+
+std::string quantizer_signature(const VectorQuantizeImpl& vq) {
+  std::ostringstream text;
+  text << std::boolalpha << level_signature(vq) << ", moving averages " << vq.resolved().ema_update
+       << ", frozen " << vq.options.freeze_codebook();
+  return text.str();
+}
+
+/// The levels whose options are not those of the first, which the call names.
+std::string other_levels(const std::vector<VectorQuantizeImpl*>& levels) {
+  const auto first = level_signature(*levels[0]);
+  std::string text;
+  for (size_t index = 1; index < levels.size(); ++index) {
+    const auto own = level_signature(*levels[index]);
+    if (own != first) text += "; level " + std::to_string(index) + " with " + own;
+  }
+  return text;
 }
 
 std::string call_text(const VectorQuantizeImpl& vq, const Sending& call, at::ScalarType dtype) {
@@ -129,7 +149,8 @@ void agree_in_stack(const StackCall& call, const Ranks& ranks) {
       first, {.frozen = call.frozen, .begins = begins, .ema_update = first.resolved().ema_update},
       call.dtype);
   if (call.seeded_depth) text = std::to_string(*call.seeded_depth) + " levels by seed, " + text;
-  handshake(call.codebooks, ranks, text + "; " + call.signature + special_levels(call.levels));
+  handshake(call.codebooks, ranks,
+            text + other_levels(call.levels) + "; " + call.signature + special_levels(call.levels));
 }
 
 }  // namespace torchvq::detail

@@ -27,7 +27,7 @@ std::string numbers_of(const std::vector<VectorQuantizeImpl*>& levels,
 
 /// A forward of a stack.
 struct StackCall {
-  std::vector<VectorQuantizeImpl*> levels;  ///< all of them have the options of the first
+  std::vector<VectorQuantizeImpl*> levels;  ///< the first tells what a call sends
   std::vector<Codebook> codebooks;          ///< of all levels
   std::string signature;  ///< the stack's own options in which ranks must agree, as text
   bool frozen;

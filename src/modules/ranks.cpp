@@ -26,14 +26,14 @@ std::string group_of(const VectorQuantizeImpl& vq) {
   return options.process_group().value_or(distributed::default_group());
 }
 
-Ranks ranks_of(const VectorQuantizeImpl& vq, const std::string& owner) {
+Ranks ranks_of(const VectorQuantizeImpl& vq, const std::string& owner, int64_t dim) {
   const auto& options = vq.options;
   Ranks ranks;
   if (vq.is_training()) {
     ranks.group_name = group_of(vq);
   }
   if (!ranks.alone()) {
-    ranks.label = owner + "(dim=" + std::to_string(options.dim()) +
+    ranks.label = owner + "(dim=" + std::to_string(dim) +
                   ", codebook_size=" + std::to_string(options.codebook_size()) + ")";
     ranks.reduction = options.reduction();
   }

@@ -1,6 +1,7 @@
 // The collective parts of a training forward.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,7 +19,10 @@ std::string group_of(const VectorQuantizeImpl& vq);
 
 /// Decided at each call, because modules are often built before their group exists. There
 /// is no group in evaluation.
-Ranks ranks_of(const VectorQuantizeImpl& vq, const std::string& owner);
+///
+/// @param owner  the module of the caller, which errors name,
+/// @param dim    and its features.
+Ranks ranks_of(const VectorQuantizeImpl& vq, const std::string& owner, int64_t dim);
 
 /// The level of a stack that tells which ranks learn together: the first, unless it alone evaluates.
 const VectorQuantizeImpl& synced_level(const std::vector<VectorQuantize>& levels);

@@ -155,9 +155,9 @@ StackRequest checked_request(const ResidualVQImpl& rvq, const torch::Tensor& x,
   const auto layout = layout_of(rvq);
   layout.check_input(x);
   rvq.check_diveq();
-  check_temperature(rvq.levels[0]->options, call.sample_codebook_temp(), layout.owner);
-  if (rvq.is_training()) {
-    for (const auto& level : rvq.levels) check_options_set_later(*level);
+  for (const auto& level : rvq.levels) {
+    check_affine_param(*level);
+    check_temperature(level->options, call.sample_codebook_temp(), layout.owner);
   }
   const bool frozen =
       std::all_of(rvq.levels.begin(), rvq.levels.end(),
@@ -170,7 +170,7 @@ StackRequest checked_request(const ResidualVQImpl& rvq, const torch::Tensor& x,
       .temperature = call.sample_codebook_temp(),
       .frozen = call.freeze_codebook() || frozen,
       .depth = 0,
-      .ranks = ranks_of(synced_level(rvq.levels), "ResidualVQ"),
+      .ranks = ranks_of(synced_level(rvq.levels), "ResidualVQ", rvq.options.dim()),
       .beam = beam_of(rvq, call.beam_size()),
       .groups = {},
   };
@@ -194,6 +194,11 @@ Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwa
                     .dtype = tokens.scalar_type(),
                     .seeded_depth = seeded ? depth : std::nullopt},
                    request.ranks);
+  }
+  // Of all levels and groups before the first one learns. On ranks after their handshake, which
+  // compares most options: a rank that threw alone would leave the others waiting.
+  if (rvq.is_training()) {
+    for (const auto& level : rvq.levels) check_options_set_later(*level);
   }
   if (!depth && drops) depth = drawn_depth_of(rvq, std::nullopt);
   request.depth = drops ? *depth : rvq.num_quantizers();

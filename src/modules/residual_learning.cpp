@@ -4,8 +4,6 @@
 #include <iterator>
 #include <utility>
 
-#include <ATen/ops/zeros_like.h>
-
 #include "functional/step_tokens.h"
 #include "modules/learn_levels.h"
 #include "modules/losses.h"
@@ -149,7 +147,7 @@ void finish_step(ResidualVQImpl& rvq, const std::vector<Level>& levels,
   std::vector<at::Tensor> uses;
   for (const auto& level : rvq.levels) {
     // A new tensor, so that a copy of the module keeps its own.
-    level.ptr()->step_counts = at::zeros_like(level->codebook_state->cooldown);
+    level.ptr()->step_counts = level->codebook_state->fresh_counts();
     uses.push_back(level->step_counts);
   }
   std::vector<FinishedLevel> finished;

@@ -3,6 +3,7 @@
 #include <torchvq/functional/vector_quantize.h>
 #include <torchvq/ops/straight_through.h>
 
+#include "modules/losses.h"
 #include "modules/residual_beam.h"
 #include "modules/residual_in_place.h"
 #include "modules/search.h"
@@ -62,8 +63,7 @@ bool codes_learn(const ResidualVQImpl& rvq) {
 }
 
 bool sees_padding(const ResidualVQImpl& rvq) {
-  const auto& vq = rvq.options.vq();
-  return rvq.is_training() && vq.vqp_compat() && vq.codebook_diversity_loss_weight() > 0;
+  return sees_padding(rvq.options.vq(), rvq.is_training());
 }
 
 F::StackGradient gradient_of(const ResidualVQImpl& rvq, const at::Tensor& inputs) {
@@ -101,9 +101,11 @@ std::vector<Codebook> codebooks_of(const ResidualVQImpl& rvq) {
   return codebooks;
 }
 
-std::vector<F::CodebookState> states_of(const ResidualVQImpl& rvq) {
+std::vector<F::CodebookState> states_of(const ResidualVQImpl& rvq, bool learns) {
+  // One call serves all levels, so all learn if the first does.
+  learns &= rvq.levels[0]->codebook_state->learns(rvq.levels[0]->resolved().ema_update);
   std::vector<F::CodebookState> states;
-  for (auto& codebook : codebooks_of(rvq)) states.push_back(codebook->state());
+  for (auto& codebook : codebooks_of(rvq)) states.push_back(codebook->state(learns));
   return states;
 }
 

@@ -64,8 +64,8 @@ std::vector<VectorQuantizeImpl*> levels_of(const ResidualVQImpl& rvq);
 /// The codebooks of all levels; a shared codebook once.
 std::vector<Codebook> codebooks_of(const ResidualVQImpl& rvq);
 
-/// Their states.
-std::vector<functional::CodebookState> states_of(const ResidualVQImpl& rvq);
+/// Their states; `learns`: for a step that may learn, see CodebookImpl::state().
+std::vector<functional::CodebookState> states_of(const ResidualVQImpl& rvq, bool learns);
 
 /// Searches level after level. inputs: (H, T, D), projected, float32 or float64.
 Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRequest& request);

@@ -126,7 +126,7 @@ F::LookupFreeOptions ResidualLFQImpl::step_options(size_t level) const {
       .estimates(own.is_training() && summed)
       // Losses over ranks, and those with summed gradients, are computed after all levels.
       .scores(own.is_training() && group.empty() && !summed)
-      .ranks({group, own.label()});
+      .ranks({group, label()});
 }
 
 detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Steps& steps) {
@@ -167,10 +167,15 @@ std::string ResidualLFQImpl::group() const {
   return detail::shared_group(levels, [](const LFQImpl& level) { return level.group(); });
 }
 
+std::string ResidualLFQImpl::label() const {
+  return "ResidualLFQ(dim=" + std::to_string(options.dim()) +
+         ", codebook_size=" + std::to_string(options.codebook_size()) + ")";
+}
+
 void ResidualLFQImpl::handshake(const std::string& group, const torch::Tensor& x) const {
   distributed::HandshakeOptions call;
   call.group_name = group;
-  call.label = levels[0]->label();
+  call.label = label();
   call.handle = levels[0]->handle_;
   // The dtype of the projected tokens; half precision becomes float32.
   const auto dtype = project_in ? project_in->weight.scalar_type() : x.scalar_type();
@@ -260,7 +265,7 @@ void ResidualLFQImpl::finish(std::vector<Pending>& stacks) {
     if (group.empty()) group = pending.stack->group();
   }
   if (!group.empty()) {
-    const auto label = stacks[0].stack->levels[0]->label();
+    const auto label = stacks[0].stack->label();
     std::vector<torch::Tensor> parts;
     for (const auto& pending : stacks) {
       for (auto& part : pending.stack->own_totals(pending.steps)) parts.push_back(std::move(part));

@@ -49,9 +49,7 @@ SimVQOptions level_options(const ResidualSimVQOptions& options) {
 /// The estimator of a level, of the stack's options as they are now: with those of the level, which
 /// are of its construction, the gradient would be that of neither.
 std::string estimator_of(const ResidualSimVQImpl& stack, const SimVQImpl& level) {
-  if (!level.is_training()) return "none";
-  if (!stack.options.rotation_trick()) return "straight_through";
-  return stack.options.sim_vq().vqp_compat() ? "vqp_rotation_trick" : "rotation_trick";
+  return level.estimator(stack.options.rotation_trick(), stack.options.sim_vq().vqp_compat());
 }
 
 }  // namespace

@@ -4,8 +4,6 @@
 #include <tuple>
 #include <utility>
 
-#include <ATen/ops/zeros_like.h>
-
 #include "modules/learn_levels.h"
 #include "modules/losses.h"
 #include "modules/ranks.h"
@@ -67,13 +65,13 @@ F::ResidualQuantizeArguments arguments_of(ResidualVQImpl& rvq, at::ScalarType dt
                                           const StackRequest& request) {
   F::ResidualQuantizeArguments arguments;
   arguments.mask = request.mask;
-  arguments.states = states_of(rvq);
+  arguments.states = states_of(rvq, /*learns=*/!request.frozen);
   const auto layout = layout_of(rvq);
   for (int64_t index = 0; index < rvq.num_quantizers(); ++index) {
     auto& level = *rvq.levels[index];
     if (rvq.is_training()) {
       // A new tensor, so that a copy of the module keeps its own.
-      level.step_counts = at::zeros_like(level.codebook_state->cooldown);
+      level.step_counts = level.codebook_state->fresh_counts();
     }
     arguments.step_counts.push_back(level.step_counts);
     if (index >= request.depth) continue;

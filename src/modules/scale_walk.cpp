@@ -6,7 +6,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/learn_codebooks.h>
@@ -151,7 +150,7 @@ void finish_scales(HierarchicalVQImpl& hvq, const std::vector<Scale>& scales, co
   std::vector<at::Tensor> uses;
   for (int64_t index = 0; index < hvq.num_levels(); ++index) {
     // New tensors, so that a copy of the module keeps its own.
-    uses.push_back(at::zeros_like(hvq.get_vq(index).codebook_state->cooldown));
+    uses.push_back(hvq.get_vq(index).codebook_state->fresh_counts());
   }
   std::vector<FinishedLevel> finished;
   for (const auto& scale : scales) {

@@ -7,8 +7,6 @@
 #include <torchvq/functional/vector_quantize.h>
 #include <torchvq/ops/snapshot.h>
 
-#include "modules/in_place.h"
-
 namespace torchvq::detail {
 
 namespace F = functional;
@@ -93,20 +91,20 @@ at::Tensor codes_to_search(VectorQuantizeImpl& vq, const Request& request, const
 
 CodesOfStep codes_of_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
                           const at::Tensor& tokens, const OptionalTensor& mask,
-                          const Request& request) {
-  at::Tensor in_place;
+                          const Request& request, bool learns) {
+  std::optional<InPlaceStep> own;
   if (vq.is_training() && vq.learns_in_place() && !request.frozen) {
     // A step learns in inference mode, too, as it does under no_grad.
     const c10::InferenceMode no_inference(false);
     const at::AutoGradMode enable_grad(true);
     const auto codebook = codes_to_search(vq, request, tokens, projected.scalar_type());
-    in_place = in_place_step(vq, projected, codebook, mask, request.ranks);
+    own = in_place_step(vq, projected, codebook, mask, request, learns);
     if (vq.options.vqp_compat() && vq.options.affine_param()) {
       // The reference searches again after the step, and counts the tokens once more.
       vq.codebook_state->update_affine(projected.detach(), mask, request.ranks);
     }
   }
-  return {codes_to_search(vq, request, tokens, projected.scalar_type()), in_place};
+  return {codes_to_search(vq, request, tokens, projected.scalar_type()), own};
 }
 
 F::QuantizeOptions search_options(const VectorQuantizeImpl& vq, const Request& request,

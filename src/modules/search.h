@@ -7,6 +7,7 @@
 #include <torchvq/functional/quantize.h>
 #include <torchvq/modules/vector_quantize.h>
 
+#include "modules/in_place.h"
 #include "modules/request.h"
 
 namespace torchvq::detail {
@@ -45,15 +46,17 @@ at::Tensor codes_to_search(VectorQuantizeImpl& vq, const Request& request, const
 
 /// The codes that a step searches.
 struct CodesOfStep {
-  at::Tensor codebook;  ///< (H, K, D), or codes of each token (H, T, K, D)
-  at::Tensor in_place;  ///< the loss of the in-place optimizer's step; or undefined
+  at::Tensor codebook;             ///< (H, K, D), or codes of each token (H, T, K, D)
+  std::optional<InPlaceStep> own;  ///< the step of the in-place optimizer, if there was one
 };
 
 /// The codes for tokens (B, N, dim), projected to (H, T, D), after the step of the in-place
 /// optimizer, if there is one.
+///
+/// @param learns  see in_place_step().
 CodesOfStep codes_of_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
                           const at::Tensor& tokens, const std::optional<at::Tensor>& mask,
-                          const Request& request);
+                          const Request& request, bool learns = false);
 
 /// The options of a search, with the estimator of this name.
 functional::QuantizeOptions search_options(const VectorQuantizeImpl& vq, const Request& request,

@@ -156,9 +156,13 @@ detail::Layout SimVQImpl::layout() const {
 }
 
 std::string SimVQImpl::estimator() const {
+  return estimator(options.rotation_trick(), options.vqp_compat());
+}
+
+std::string SimVQImpl::estimator(bool rotation_trick, bool vqp_compat) const {
   if (!is_training()) return "none";
-  if (!options.rotation_trick()) return "straight_through";
-  return options.vqp_compat() ? "vqp_rotation_trick" : "rotation_trick";
+  if (!rotation_trick) return "straight_through";
+  return vqp_compat ? "vqp_rotation_trick" : "rotation_trick";
 }
 
 F::QuantizeOutput SimVQImpl::choose(const torch::Tensor& tokens, const OptionalTensor& mask,

@@ -1,7 +1,5 @@
 #include "modules/step.h"
 
-#include <ATen/ops/zeros_like.h>
-
 #include <torchvq/functional/vector_quantize.h>
 
 #include "modules/losses.h"
@@ -17,15 +15,19 @@ std::vector<at::Tensor> tensors(const std::optional<at::Tensor>& tensor) {
   return tensor ? std::vector{*tensor} : std::vector<at::Tensor>();
 }
 
-/// The second half of a step with accum_ema_update, or of the step after one, in which statistics
-/// are accumulated before the update.
-void learn_apart(VectorQuantizeImpl& vq, F::VectorQuantizeStep& found, const Request& request,
+/// The second half of a step that learns outside of the operator: with accum_ema_update, or of the
+/// step after one, statistics are accumulated before the update; codes with an optimizer of their
+/// own have learnt before the search.
+void learn_apart(VectorQuantizeImpl& vq, F::VectorQuantizeStep& found,
+                 const std::optional<InPlaceStep>& own, const Request& request,
                  const F::QuantizerLossOptions& losses) {
   auto& codebook = *vq.codebook_state;
   const auto& searched = found.searched;
   const auto& indices = searched.indices;
-  const auto counts = codebook.learn(searched.inputs, indices, searched.mask, request.ema_update,
-                                     request.accumulate, request.weight, request.ranks);
+  const auto counts =
+      own ? own->counts
+          : codebook.learn(searched.inputs, indices, searched.mask, request.ema_update,
+                           request.accumulate, request.weight, request.ranks);
   if (losses.orthogonal_weight() > 0) {
     found.terms.orthogonal = F::orthogonal_term(codebook.embed, indices, codebook.rng, losses);
     if (!request.targets) {
@@ -45,22 +47,23 @@ CodesOfStep prepared_codes(VectorQuantizeImpl& vq, const at::Tensor& x, const Re
   if (!looks) return {stored_codes(vq, x.scalar_type()), {}};
   const auto split = F::split_tokens(x, request.mask, layout);
   prepare(vq, split.tokens, split.mask, request.frozen, request.ranks);
-  return codes_of_step(vq, split.tokens, split.packed, split.mask, request);
+  return codes_of_step(vq, split.tokens, split.packed, split.mask, request,
+                       vq.codebook_state->is_training());
 }
 
 Step searched_step(VectorQuantizeImpl& vq, const at::Tensor& x,
                    const std::optional<at::Tensor>& before, const Request& request,
                    const F::TokenLayout& layout) {
   auto& own = *vq.codebook_state;
-  const auto [codebook, in_place] = prepared_codes(vq, x, request, layout);
   const bool training = vq.is_training();
-  const bool learns = training && own.is_training() && !request.frozen && !request.topk;
-  const bool apart = learns && own.learns_apart(request.accumulate);
   if (training) {
     own.reset_replaced();
     // A new tensor, so that a copy of the module keeps its own.
-    vq.step_counts = at::zeros_like(own.cooldown);
+    vq.step_counts = own.fresh_counts();
   }
+  const auto [codebook, in_place] = prepared_codes(vq, x, request, layout);
+  const bool learns = training && own.is_training() && !request.frozen && !request.topk;
+  const bool apart = learns && (in_place || own.learns_apart(request.accumulate));
   const auto losses = loss_options(vq, before, request);
   F::VectorQuantizeArguments arguments{codebook,       request.mask, targets_of(vq, request),
                                        request.weight, {},           vq.step_counts};
@@ -70,7 +73,7 @@ Step searched_step(VectorQuantizeImpl& vq, const at::Tensor& x,
   auto first = losses;
   if (apart) first.orthogonal_weight(0);
   auto found = F::vector_quantize_(
-      x, own.state(), arguments,
+      x, own.state(learns && own.learns(request.ema_update || request.accumulate)), arguments,
       F::VectorQuantizeStepOptions()
           .layout(layout)
           .search(search_options(vq, request, estimator_of(vq, reached, takes_gradient(codebook))))
@@ -78,17 +81,17 @@ Step searched_step(VectorQuantizeImpl& vq, const at::Tensor& x,
           .learning(own.learning(request.ema_update, request.ranks, request.accumulate))
           .learns(learns && !apart)
           .finishes(training && !apart));
-  if (apart) learn_apart(vq, found, request, losses);
+  if (apart) learn_apart(vq, found, in_place, request, losses);
   auto& [commitment, diversity, orthogonal] = found.terms;
   return {found.quantized, found.indices, found.loss,
           LossBreakdown{commitment, diversity, orthogonal,
-                        in_place.defined() ? in_place : found.loss.new_zeros({})}};
+                        in_place ? in_place->loss : found.loss.new_zeros({})}};
 }
 
 CallerCode caller_code(const VectorQuantizeImpl& vq, const Request& request) {
   // Of a step apart, the candidates for dead codes are sent after its first update.
   const bool apart = vq.codebook_state->learns_apart(request.accumulate);
-  if (apart && !request.ranks.alone()) return CallerCode::kBetweenUpdates;
+  if (vq.learns_in_place() || (apart && !request.ranks.alone())) return CallerCode::kBetweenUpdates;
   return request.transform ? CallerCode::kBeforeUpdate : CallerCode::kNone;
 }
 

@@ -1,6 +1,5 @@
 // A step that fails leaves the codebooks and their counts as they were, where the caller's code or a
-// message between two updates fails. Codes with an optimizer of their own keep the steps that it
-// has taken before.
+// message between two updates fails. An optimizer of their own keeps the moments of the step.
 #pragma once
 
 #include <utility>

@@ -20,6 +20,7 @@
 #include "modules/in_place.h"
 #include "modules/indices.h"
 #include "modules/layout.h"
+#include "modules/losses.h"
 #include "modules/messages.h"
 #include "modules/projection.h"
 #include "modules/ranks.h"
@@ -50,7 +51,7 @@ detail::Request request_of(const VectorQuantizeImpl& vq, const torch::Tensor& x,
       .ema_update = updates,
       .accumulate = call.accum_ema_update() && vq.codebook_state->learns(updates),
       .weight = call.ema_update_weight(),
-      .ranks = detail::ranks_of(vq, kVectorQuantize),
+      .ranks = detail::ranks_of(vq, kVectorQuantize, options.dim()),
   };
 }
 
@@ -172,10 +173,8 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
     return {found.quantized, found.indices, found.loss, found.breakdown};
   }
   const auto packed = layout.pack(x);
-  // The reference's diversity loss covers padding as it is.
-  const bool covered =
-      is_training() && options.vqp_compat() && options.codebook_diversity_loss_weight() > 0;
-  const auto tokens = request.mask && !covered ? F::fill_masked(packed, *request.mask) : packed;
+  const bool fills = request.mask && !detail::sees_padding(options, is_training());
+  const auto tokens = fills ? F::fill_masked(packed, *request.mask) : packed;
   // Codes are passed to project_out unrounded.
   const auto projected = project(tokens);
   detail::agree(*this, request, projected.scalar_type());
@@ -208,10 +207,9 @@ void VectorQuantizeImpl::check_topk(std::optional<int64_t> topk) const {
 
 void VectorQuantizeImpl::check_arguments(const torch::Tensor& x,
                                          const VectorQuantizeForwardOptions& call) const {
-  if (is_training()) detail::check_options_set_later(*this);
-  TORCH_CHECK_VALUE(options.affine_param() == codebook_state->batch_mean.defined(),
-                    "VectorQuantize: expected affine_param to be given to the constructor, which "
-                    "makes the statistics of the map, but got set on the module");
+  const bool early = !codebook_state->initialised() || options.affine_param();
+  if (is_training() && early) detail::check_options_set_later(*this);
+  detail::check_affine_param(*this);
   detail::check_temperature(options, call.sample_codebook_temp(), kVectorQuantize);
   if (const auto& targets = call.indices()) {
     detail::check_targets(*targets, x, detail::layout_of(options, kVectorQuantize),
@@ -301,7 +299,7 @@ void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch:
   if (options.use_cosine_sim()) {
     inputs = ops::unit_vectors(inputs);
   }
-  const auto ranks = detail::ranks_of(*this, kVectorQuantize);
+  const auto ranks = detail::ranks_of(*this, kVectorQuantize, options.dim());
   detail::agree_to_learn(*this, ranks, inputs.scalar_type());
   const bool replaces = replaces_codes(*codebook_state);
   if (replaces) codebook_state->reset_replaced();
@@ -318,7 +316,7 @@ void VectorQuantizeImpl::expire_codes_(const torch::Tensor& x) {
     inputs = ops::unit_vectors(inputs);
   }
   codebook_state->reset_replaced();
-  codebook_state->expire_codes(inputs, detail::ranks_of(*this, kVectorQuantize));
+  codebook_state->expire_codes(inputs, detail::ranks_of(*this, kVectorQuantize, options.dim()));
   ops::advance_rng_(codebook_state->rng);
 }
 

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from torchvq import FSP, LFQ, GroupedResidualVQ, HierarchicalVQ, ResidualVQ, VectorQuantize
 
 DIM, CODES, LEVELS = 6, 16, 3
-SCALES = dict(scales=(1, 2, 4), shared_codebook=False, kmeans_init=False, channel_first=False)
+SCALES = dict(scales=(1, 2, 4), shared_codebook=False, channel_first=False)
 KINDS: dict[str, Callable[..., nn.Module]] = {
     "VectorQuantize": VectorQuantize,
     "ResidualVQ": lambda **options: ResidualVQ(num_quantizers=LEVELS, **options),
-    "HierarchicalVQ": lambda **options: HierarchicalVQ(**SCALES, **options),
+    "HierarchicalVQ": lambda **options: HierarchicalVQ(
+        **SCALES, **(dict(kmeans_init=False) | options)
+    ),
     "GroupedResidualVQ": lambda **options: GroupedResidualVQ(
         groups=2, num_quantizers=LEVELS, **options
     ),
@@ -60,7 +62,16 @@ def changed_alone(
     return message, all(map(torch.equal, before, states([module])))
 
 
+KINDS["own optimizers"] = lambda **options: ResidualVQ(
+    num_quantizers=LEVELS,
+    learnable_codebook=True,
+    ema_update=False,
+    in_place_codebook_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    **options,
+)
+
 SYNCED = dict(sync_every=2)
+AFFINE = dict(affine_param=True)
 KMEANS = dict(kmeans_init=True)
 DEAD = dict(threshold_ema_dead_code=1)
 
@@ -101,6 +112,26 @@ DEAD = dict(threshold_ema_dead_code=1)
             False,
             ("without averages [2]", "without averages []"),
         ),
+        ("ResidualVQ", KMEANS, "layers.1.sync_kmeans", False, ("level 1 with", "ranks False")),
+        ("ResidualVQ", KMEANS, "layers.2._codebook.kmeans_iters", 3, ("level 2 with", "of 3 iter")),
+        ("ResidualVQ", AFFINE, "layers.1.sync_affine_param", True, ("level 1", "over ranks True")),
+        (
+            "ResidualVQ",
+            AFFINE,
+            "layers.2._codebook.affine_param_batch_decay",
+            0.5,
+            ("level 2", "0.5"),
+        ),
+        ("own optimizers", {}, "layers.1.in_place_state_loaded", True, ("level 1", "loaded state")),
+        (
+            "own optimizers",
+            {},
+            "layers.2.manual_in_place_optimizer_update",
+            True,
+            ("level 2", "manual True"),
+        ),
+        ("GroupedResidualVQ", KMEANS, "rvqs.1.layers.2.sync_kmeans", False, ("level 2", "False")),
+        ("HierarchicalVQ", KMEANS, "vqs.1.sync_kmeans", False, ("level 1 with", "ranks False")),
         ("ResidualVQ", {}, "layers.1.training", False, ("levels [1] in evaluation", "")),
         ("ResidualVQ", KMEANS, "layers.1.training", False, ("levels [1] in evaluation", "")),
         ("ResidualVQ", {}, "layers.1._codebook.training", False, ("levels [1] in eval", "")),

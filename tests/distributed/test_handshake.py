@@ -186,11 +186,15 @@ OPTIONS: dict[str, list[tuple[dict[str, Any], dict[str, Any], tuple[str, str]]]]
         ({}, {"num_codebooks": 2}, ("of 1 codebooks", "of 2 codebooks")),
     ],
     "ResidualLFQ": [
-        ({}, {"num_quantizers": 4}, ("", "")),
+        # The module's features and not those of its levels, which have 4.
+        ({}, {"num_quantizers": 4}, ("ResidualLFQ(dim=6, codebook_size=16)", "")),
         ({}, {"quantize_dropout": True}, ("", "dropout from 0")),
     ],
     "SimVQ": [({}, {"frozen_codebook_dim": 4}, ("[16, 6]", "[16, 4]"))],
-    "ResidualSimVQ": [({}, {"quantize_dropout": True}, ("", "dropout from 0"))],
+    "ResidualSimVQ": [
+        ({}, {"quantize_dropout": True}, ("", "dropout from 0")),
+        ({"heads": 2}, {"quantize_dropout": True}, ("ResidualSimVQ(dim=6, ", "dropout from 0")),
+    ],
     "FSP": [
         ({}, {"levels": [5, 5]}, ("[5, 5, 5]", "[5, 5]")),
         ({"quantize_rate": 0.5}, {"vector_norm": "kurt"}, ("norm var_tanh", "norm kurt")),

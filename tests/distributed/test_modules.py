@@ -344,6 +344,31 @@ def test_compiled_ranks_average_the_gradients_of_own_optimizers(two: Ranks, case
         assert all(torch.equal(a, b) for a, b in zip(eager, traced, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [
+        ("dead_codes", dict(learnable_codebook=True, ema_update=False)),
+        ("orthogonal", dict(threshold_ema_dead_code=0.9)),
+        ("orthogonal", dict(threshold_ema_dead_code=0.9, sync_every=2)),
+    ],
+    ids=str,
+)
+def test_own_optimizers_on_ranks_are_those_of_one_process(
+    ranks: Ranks, case: str, options: dict[str, Any]
+) -> None:
+    """But for the rounding of the gradients' mean: averages and dead codes follow each step of the optimizer."""
+    options = options | dict(in_place_codebook_optimizer=sgd)
+    (first, _), *others = ranks.run(work, ranks.size, case, 4, options)
+    expected, _ = states_of(None, ranks.size, case, 4, options | dict(sync_codebook=False))
+    assert expected[-1]["_codebook.rng"][1] == 4
+    # What ranks keep for a later reduction is their own.
+    shared = [name for name in expected[0] if "kept_" not in name]
+    for step, state in enumerate(first):
+        for name in shared:
+            torch.testing.assert_close(state[name], expected[step][name], rtol=0, atol=1e-5)
+            assert all(torch.equal(other[step][name], state[name]) for other, _ in others)
+
+
 def checkpointed(rank: int) -> tuple[list[Tensor], tuple[int, ...]]:
     module = build("dead_codes", 5)
     for number in range(3):

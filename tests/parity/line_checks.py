@@ -201,20 +201,23 @@ def in_place_ema():
 
 
 def in_place_counts():
-    """Tokens whose code changes with the step count for the code before it, and ours for the code returned."""
+    """Tokens whose code changes with the step count for the code before it, and in a level for the code returned."""
     options = dict(learnable_codebook=True, ema_update=False, threshold_ema_dead_code=1e-9)
     options |= dict(in_place_codebook_optimizer=lambda own: torch.optim.SGD(own, lr=1.0), decay=0.9)
     for package, own in ((reference, {}), (torchvq, {}), (torchvq, dict(vqp_compat=True))):
         changed = 0
         for seed in range(20):
             torch.manual_seed(seed)
-            vq, x = package.VectorQuantize(4, 16, **options, **own), torch.randn(1, 6, 4)
-            codes = vq._codebook.embed.detach().clone()
-            before, returned = torch.cdist(x, codes).argmin(-1)[0], vq(x)[1][0]
+            stack = package.ResidualVQ(
+                dim=4, num_quantizers=1, codebook_size=16, **options, **own
+            ).train()
+            codebook, x = stack.layers[0]._codebook, torch.randn(1, 6, 4)
+            codes = codebook.embed.detach().clone()
+            before, returned = torch.cdist(x, codes).argmin(-1)[0], stack(x)[1][0, :, 0]
             changed += not torch.equal(before, returned)
             counted = before if package is reference else returned
             expected = 0.9 + 0.1 * torch.bincount(counted, minlength=16)
-            torch.testing.assert_close(vq._codebook.cluster_size[0], expected)
+            torch.testing.assert_close(codebook.cluster_size[0], expected)
         assert changed > 0
 
 

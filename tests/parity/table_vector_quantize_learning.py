@@ -192,6 +192,16 @@ LEARNED = [
         dict(in_place_codebook_optimizer=sgd, **LEARNABLE),
         forward=lambda step: dict(mask=mask(step)),
     ),
+    # Averages and the sizes of dead codes follow the codes before the step.
+    Row(
+        "in-place, sizes of dead codes",
+        dict(in_place_codebook_optimizer=sgd, threshold_ema_dead_code=1e-9, decay=0.9, **LEARNABLE),
+    ),
+    Row(
+        "in-place, sizes of dead codes, masked",
+        dict(in_place_codebook_optimizer=adam, threshold_ema_dead_code=1e-9, **LEARNABLE),
+        forward=lambda step: dict(mask=mask(step)),
+    ),
     Row("in-place, frozen", frozen(in_place_codebook_optimizer=sgd, **LEARNABLE)),
     Row(
         "in-place, manual",

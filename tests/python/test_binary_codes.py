@@ -266,6 +266,16 @@ def test_binary_ops_check(dynamic, generator):
         (lambda x: ops.binary_sample(torch.zeros(2, 0), None), ValueError, "bits"),
         (lambda x: ops.binary_one_hot(x, torch.full((4,), 8)), IndexError, "indices"),
         (lambda x: ops.binary_one_hot(x, torch.full((4,), -2)), IndexError, "indices"),
+        (
+            lambda x: any_path("binary_one_hot")(x, torch.full((4,), 8)),
+            IndexError,
+            r"binary_one_hot: expected indices to be in \[-1, 8\), but got 8",
+        ),
+        (
+            lambda x: any_path("binary_one_hot")(x, torch.full((4,), -2)),
+            IndexError,
+            r"binary_one_hot: expected indices to be in \[-1, 8\), but got -2",
+        ),
         (lambda x: ops.binary_one_hot(x, torch.zeros(5).long()), ValueError, "indices"),
         (lambda x: ops.binary_kl_loss(x, threshold=math.nan), ValueError, "threshold"),
     ],

@@ -249,8 +249,13 @@ def test_code_statistics_name_bad_masks(code_statistics, mask, error, fragment, 
 
 
 @pytest.mark.parametrize("index", [-2, 7])
-def test_code_statistics_reject_indices_out_of_range(index, generator):
+def test_code_statistics_reject_indices_out_of_range(code_statistics, index, generator):
     x, indices, exponents = make_arguments(generator)
     indices[1, 3] = index
-    with pytest.raises(IndexError, match=rf"expected indices to be in \[-1, 7\), but got {index}"):
-        torch.ops.torchvq.code_statistics(x, indices, exponents)
+    refusal = rf"code_statistics: expected indices to be in \[-1, 7\), but got {index}"
+    with pytest.raises(IndexError, match=refusal):
+        code_statistics(x, indices, exponents)
+    # Padding may have any index.
+    padding = torch.ones_like(indices, dtype=torch.bool)
+    padding[1, 3] = False
+    code_statistics(x, indices, exponents, mask=padding)

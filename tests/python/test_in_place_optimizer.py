@@ -113,3 +113,67 @@ def test_the_centred_average_of_rmsprop_has_the_shape_of_the_codes() -> None:
     fresh = build("learnable", 7, in_place_codebook_optimizer=rmsprop)
     with pytest.raises(RuntimeError, match=r"grad_avg: expected shape \[1, .*\], but got \[3\]"):
         fresh.load_state_dict(wrong)
+
+
+# The order of a step --------------------------------------------------------------------------------------------
+
+
+def _own_optimizer(**options: object) -> VectorQuantize:
+    torch.manual_seed(0)
+    return VectorQuantize(
+        dim=DIM,
+        codebook_size=CODES,
+        in_place_codebook_optimizer=partial(torch.optim.SGD, lr=0.5),
+        **options,
+    ).train()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(learnable_codebook=True, ema_update=False, threshold_ema_dead_code=0.9),
+        dict(orthogonal_reg_weight=1.0),
+        dict(orthogonal_reg_weight=1.0, threshold_ema_dead_code=0.9),
+        dict(orthogonal_reg_weight=1.0, threshold_ema_dead_code=0.9, sync_every=2),
+        dict(orthogonal_reg_weight=1.0, threshold_ema_dead_code=0.9, use_cosine_sim=True),
+    ],
+    ids=str,
+)
+def test_the_output_is_of_the_codes_after_the_whole_step(options: dict[str, object]) -> None:
+    """Replaced codes among them: the encoder gets its gradient from the codes that stay."""
+    vq, replaced = _own_optimizer(**options), 0
+    for step in range(6):
+        x = torch.randn(2, 5, DIM, generator=torch.Generator().manual_seed(step))
+        before = vq.codebook.detach().clone()
+        quantized, indices, _ = vq(x)
+        assert not torch.equal(before, vq.codebook.detach())
+        codes = vq.codebook.detach()
+        torch.testing.assert_close(quantized, codes[indices], rtol=0, atol=1e-6)
+        compared = torch.nn.functional.normalize(x, dim=-1) if vq.use_cosine_sim else x
+        nearest = torch.cdist(compared.double().flatten(0, 1), codes.double()).argmin(-1)
+        assert torch.equal(indices.flatten(), nearest)
+        replaced += vq.stats().replaced
+        assert vq.stats().tokens == 10
+    assert (replaced > 0) == ("threshold_ema_dead_code" in options)
+
+
+@pytest.mark.parametrize("call", [{}, dict(accum_ema_update=True)], ids=str)
+def test_a_search_that_fails_after_the_step_takes_back_what_was_learnt(
+    call: dict[str, bool],
+) -> None:
+    vq = _own_optimizer(orthogonal_reg_weight=1.0, threshold_ema_dead_code=0.9)
+    calls = 0
+
+    def codes_of_tokens(codes: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise RuntimeError("no codes")
+        return codes[:, None, None].expand(-1, 2, 5, -1, -1)
+
+    before = deepcopy(vq.state_dict())
+    with pytest.raises(RuntimeError, match="no codes"):
+        vq(torch.randn(2, 5, DIM), codebook_transform_fn=codes_of_tokens, **call)
+    assert calls == 2
+    torch.testing.assert_close(vq.state_dict(), before, rtol=0, atol=0)
+    assert not vq._codebook.has_pending

@@ -112,10 +112,11 @@ def test_lookup_codes_names_bad_arguments(lookup_codes, change, error, fragment,
 
 
 @pytest.mark.parametrize("index", [-2, CODES])
-def test_lookup_codes_rejects_indices_out_of_range(index, generator):
+def test_lookup_codes_rejects_indices_out_of_range(lookup_codes, index, generator):
     codebook, indices = make_arguments(generator)
     indices[1, 3] = index
     with pytest.raises(
-        IndexError, match=rf"expected indices to be in \[-1, {CODES}\), but got {index}"
+        IndexError,
+        match=rf"lookup_codes: expected indices to be in \[-1, {CODES}\), but got {index}",
     ):
-        torch.ops.torchvq.lookup_codes(codebook, indices)
+        lookup_codes(codebook, indices)

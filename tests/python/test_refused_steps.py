@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchvq import LFQ, RandomProjectionQuantizer, ResidualVQ, VectorQuantize
+from torchvq import (
+    LFQ,
+    GroupedResidualVQ,
+    HierarchicalVQ,
+    RandomProjectionQuantizer,
+    ResidualVQ,
+    VectorQuantize,
+)
+from torchvq._residual import calls
 
 ops = torch.ops.torchvq
 HEADS, SIZE, DIM, TOKENS = 1, 4, 3, 5
@@ -195,6 +203,10 @@ def set_most_codes(vq: Any) -> None:
     vq.orthogonal_reg_max_codes = 0
 
 
+def set_more_codes(vq: Any) -> None:
+    vq._codebook.embed = torch.zeros(1, 20, vq.dim)
+
+
 @pytest.mark.parametrize("change", [set_fraction, set_reset, set_most_codes])
 @pytest.mark.parametrize("levels", [1, 2])
 def test_options_that_are_set_wrong_later_change_nothing(
@@ -215,6 +227,79 @@ def test_options_that_are_set_wrong_later_change_nothing(
         module(torch.randn(1, 50, 8))
     for name, value in module.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+def setting(name: str, value: object) -> Callable[[Any], None]:
+    """Sets an option of a level, or of its codebook."""
+
+    def change(vq: Any) -> None:
+        setattr(vq._codebook if hasattr(vq._codebook, name) else vq, name, value)
+
+    return change
+
+
+NAN = float("nan")
+BY_GRADIENT: dict[str, Any] = dict(learnable_codebook=True, ema_update=False)
+WRONG: dict[str, tuple[dict[str, Any], Callable[[Any], None]]] = {
+    "fraction": (dict(threshold_ema_dead_code=1), set_fraction),
+    "reset": (dict(threshold_ema_dead_code=1), set_reset),
+    "codes of the orthogonal loss": (dict(orthogonal_reg_weight=0.1), set_most_codes),
+    "decay": ({}, setting("decay", 2.0)),
+    "decay and dead codes": (dict(threshold_ema_dead_code=1), setting("decay", NAN)),
+    "eps": ({}, setting("eps", -1.0)),
+    "k-means": (dict(kmeans_init=True), setting("kmeans_iters", -1)),
+    "affine map": (dict(affine_param=True), setting("affine_param_batch_decay", 2.0)),
+    "variance": (
+        dict(directional_reparam=True, threshold_ema_dead_code=1),
+        setting("directional_reparam_variance", -1.0),
+    ),
+    "temperature": (dict(stochastic_sample_codes=True), setting("sample_codebook_temp", NAN)),
+    "sync_update_v": (BY_GRADIENT, setting("sync_update_v", 2.0)),
+    "codes without averages": ({}, set_more_codes),
+}
+SCALES: dict[str, Any] = dict(scales=(2, 4), shared_codebook=False, channel_first=False)
+
+
+@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("kind", ["ResidualVQ", "GroupedResidualVQ", "HierarchicalVQ"])
+def test_options_of_the_last_level_are_checked_before_the_first_learns(
+    kind: str, case: str
+) -> None:
+    options, change = WRONG[case]
+    given: dict[str, Any] = dict(dim=8, codebook_size=16, **options)
+    module: Any
+    if kind == "HierarchicalVQ":
+        if case in ("affine map", "variance", "sync_update_v"):
+            return  # scales have none of these
+        module = HierarchicalVQ(**SCALES, **(dict(kmeans_init=False) | given))
+        change(module.vqs[-1])
+    elif kind == "GroupedResidualVQ":
+        module = GroupedResidualVQ(groups=2, num_quantizers=2, **given)
+        change(module.rvqs[-1].layers[-1])
+    else:
+        module = ResidualVQ(num_quantizers=3, **given)
+        change(module.layers[-1])
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    with pytest.raises(ValueError, match="expected"):
+        module(torch.randn(2, 50, 8))
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    module.eval()
+    if case != "temperature":
+        module(torch.randn(2, 50, 8))
+
+
+def test_groups_check_targets_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Tensor] = []
+    own = calls.check_targets
+    monkeypatch.setattr(
+        calls,
+        "check_targets",
+        lambda targets, *rest: checked.append(targets) or own(targets, *rest),
+    )
+    module = GroupedResidualVQ(dim=8, codebook_size=16, groups=2, num_quantizers=3)
+    module(torch.randn(2, 5, 8), indices=torch.zeros(2, 2, 5, 3, dtype=torch.long))
+    assert len(checked) == 2 * 3
 
 
 @pytest.mark.parametrize("training", [True, False])

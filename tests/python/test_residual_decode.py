@@ -121,11 +121,11 @@ def test_a_shared_codebook_gets_the_gradients_of_all_heads(generator):
 
 @pytest.mark.parametrize("bad", [-2, 6])
 @pytest.mark.parametrize("tokens", [1, TOKENS])
-def test_indices_out_of_range_are_refused(bad, tokens, generator):
+def test_indices_out_of_range_are_refused(decode, bad, tokens, generator):
     indices, codebooks = make(generator, tokens=tokens)
     indices[1, -1, 1] = bad
     with pytest.raises(IndexError, match=rf"residual_decode: .* \[-1, 6\), but got {bad}"):
-        op(indices, codebooks)
+        decode(indices, codebooks)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from residual_vq_cases import BATCH, CODES, LENGTH, LEVELS, STACKS, build, data
 
-import torchvq.residual_vq as residual_vq
+import torchvq._residual.results as results
 from torchvq import ResidualVQ
 from torchvq._residual.step import can_step_at_once
 
@@ -58,7 +58,7 @@ def compare(stack: ResidualVQ, monkeypatch, **call) -> None:
     assert can_step_at_once(stack, tokens)
     walked = copy.deepcopy(stack)
     at_once = run(stack, 3, **call)
-    monkeypatch.setattr(residual_vq, "can_step_at_once", lambda *_: False)
+    monkeypatch.setattr(results, "can_step_at_once", lambda *_: False)
     same_bits(at_once, run(walked, 3, **call))
 
 
@@ -106,7 +106,7 @@ def test_a_vector_that_is_not_finite(case, monkeypatch):
     x = data(stack)
     x.view(-1)[3] = float("inf")
     outputs = [stack(x)]
-    monkeypatch.setattr(residual_vq, "can_step_at_once", lambda *_: False)
+    monkeypatch.setattr(results, "can_step_at_once", lambda *_: False)
     outputs.append(walked(x))
     same_bits([t.detach() for t in outputs[0]], [t.detach() for t in outputs[1]])
     assert outputs[0].quantized.isnan().any()

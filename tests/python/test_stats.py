@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -307,18 +308,20 @@ def test_count_codes_on_every_path() -> None:
         assert [c.tolist() for c in counts] == expected
 
 
-def test_count_codes_checks_before_it_writes() -> None:
+@pytest.mark.parametrize("run", [ops.count_codes_, support.any_path("count_codes_")])
+def test_count_codes_checks_before_it_writes(run: Callable[..., None]) -> None:
     counts, indices = count_cases()
     for bad, error, message in (
         ([torch.tensor([[0, 5], [0, 0]])], IndexError, r"in \[-1, 5\), but got 5"),
         ([torch.tensor([[0, -2], [0, 0]])], IndexError, r"in \[-1, 5\), but got -2"),
+        ([indices[0], indices[1] + 9], IndexError, r"count_codes_: .* in \[-1, 3\), but got"),
         ([indices[0].int()], TypeError, "expected indices to be Long"),
         ([indices[0][0]], ValueError, "expected indices to have 2 dimensions"),
         ([indices[1]], ValueError, "expected indices to have size 2"),
         ([*indices, *indices], ValueError, "expected indices to hold at most 3 tensors"),
     ):
         with pytest.raises(error, match=message):
-            ops.count_codes_(counts, bad)
+            run(counts, bad)
         assert all((tensor == 9).all() for tensor in counts)
     with pytest.raises(TypeError, match="expected counts to be Long"):
         ops.count_codes_([torch.zeros(2, 5)], [indices[0]])

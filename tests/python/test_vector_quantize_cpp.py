@@ -50,6 +50,12 @@ MORE: dict[str, dict[str, Any]] = {
     "in_place_affine_compatible": dict(
         affine_param=True, vqp_compat=True, in_place_codebook_optimizer="sgd", **LEARNABLE
     ),
+    "in_place_dead": dict(
+        **LEARNABLE, threshold_ema_dead_code=1, in_place_codebook_optimizer="sgd"
+    ),
+    "in_place_averages": dict(
+        orthogonal_reg_weight=1.0, threshold_ema_dead_code=1, in_place_codebook_optimizer="sgd"
+    ),
     "input_as_padding": dict(return_zeros_for_masked_padding=False),
     "sync_every": dict(sync_every=3),
     "sync_every_dead": dict(sync_every=2, **SEPARATE, threshold_ema_dead_code=1),

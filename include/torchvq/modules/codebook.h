@@ -101,7 +101,13 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
   // Arguments of functional/learn_codebooks.h, for stacks whose levels learn together -----------
 
   /// The tensors that training changes.
-  functional::CodebookState state();
+  ///
+  /// In training, resizes the cool-downs to averages that were given in another number.
+  ///
+  /// @param learns  whether a step may learn, which needs as many averages as codes.
+  functional::CodebookState state(bool learns = true);
+  /// Zeros (H, K) for the tokens of each code in a step.
+  torch::Tensor fresh_counts() const;
   /// Options of the update; the signature covers only this codebook. `accumulate`: with sync_every
   /// above 1, add this step to the accumulated ones.
   functional::LearnCodebooksOptions learning(bool ema_update, const distributed::Ranks& ranks,

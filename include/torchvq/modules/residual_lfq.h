@@ -106,6 +106,8 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
   void check_draws() const;
   /// The ranks that share the entropies; empty if there are none.
   std::string group() const;
+  /// The stack in messages about ranks.
+  std::string label() const;
   detail::Layout layout() const;
   detail::StackFamily family(const torch::Tensor& draw, Steps& steps);
   /// Options of a step of a level.

@@ -102,6 +102,8 @@ class TORCHVQ_API SimVQImpl : public KeptBuffers<SimVQImpl> {
                         const std::optional<torch::Tensor>& mask) const;
   /// The name of the gradient of the output, see functional/quantize.h.
   std::string estimator() const;
+  /// The same with these options, for a level of a stack.
+  std::string estimator(bool rotation_trick, bool vqp_compat) const;
   /// The group of ranks that train together, in training; else "".
   std::string group() const;
   /// Identifies this module in the handshake of ranks.

@@ -133,8 +133,9 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// The codes are parameters, pulled by the commitment loss. Needs ema_update(false).
   /// Default: false, but true with vq_bridge and directional_reparam.
   TORCH_ARG(std::optional<bool>, learnable_codebook);
-  /// Optimizer of the codebook that takes a step towards the tokens inside each training forward.
-  /// The function sets its options. The state of SGD, Adam, AdamW, RMSprop and Adagrad of
+  /// Optimizer of the codebook that takes a step towards the tokens inside each training forward,
+  /// before the search; averages and dead codes follow it there, from the codes that were nearest
+  /// before it. The function sets its options. The state of SGD, Adam, AdamW, RMSprop and Adagrad of
   /// torch::optim is part of the checkpoint (state_dict.h, torch::save) under the names that Python
   /// uses, such as `in_place_codebook_optimizer.0.exp_avg`. Libtorch cannot read or set the state
   /// of an optimizer of unknown type, so others start anew. Default: none.

@@ -38,12 +38,21 @@ class Ranks(NamedTuple):
 ALONE = Ranks()
 
 
-def ranks_of(quantizer: "VectorQuantize | LFQ | SimVQ", owner: str) -> Ranks:
-    """The ranks of one forward, asked at each call: the group may not exist at construction. Alone in evaluation."""
+def ranks_of(
+    quantizer: "VectorQuantize | LFQ | SimVQ", owner: str, dim: int | None = None
+) -> Ranks:
+    """The ranks of one forward, asked at each call: the group may not exist at construction. Alone in evaluation.
+
+    Args:
+        quantizer: the quantizer, or a level of a stack.
+        owner: the class that errors name.
+        dim: the features of a stack. Default: those of the quantizer.
+    """
     group = group_of(quantizer) if quantizer.training else ""
     if not group:
         return ALONE
-    label = f"{owner}(dim={quantizer.dim}, codebook_size={quantizer.codebook_size})"
+    features = quantizer.dim if dim is None else dim
+    label = f"{owner}(dim={features}, codebook_size={quantizer.codebook_size})"
     return Ranks(group, label, getattr(quantizer, "reduction", "exact"))
 
 
@@ -105,7 +114,9 @@ def on_device_of(tokens: Tensor) -> Tensor:
     return torch.empty(0, device=tokens.device, dtype=torch.float32)
 
 
-def handshake(codebooks: Sequence["Codebook"], ranks: Ranks, call: str, affine: bool) -> None:
+def handshake(
+    codebooks: Sequence["Codebook"], ranks: Ranks, call: str, affine: Sequence[bool]
+) -> None:
     """Before the first synchronised step, compares options over the ranks and gives all ranks the same state.
 
     Args:
@@ -113,14 +124,14 @@ def handshake(codebooks: Sequence["Codebook"], ranks: Ranks, call: str, affine: 
         ranks: the ranks that learn together.
         call: the kind of call, as text: what ranks must have in common besides the options of the codebooks. Each kind
             has a handshake of its own.
-        affine: whether ranks share the statistics of the affine map, if there is one.
+        affine: for each codebook whether ranks share the statistics of its affine map, if there is one.
     """
     if ranks.alone or codebooks[0].replaying:
         return
     state = [
         tensor.detach()
-        for codebook in codebooks
-        for tensor in codebook.replicated_state(affine).values()
+        for codebook, shares_affine in zip(codebooks, affine, strict=True)
+        for tensor in codebook.replicated_state(shares_affine).values()
     ]
     signature = f"{call}, reduction {ranks.reduction}, {joined_signature(codebooks)}"
     _ops.handshake_(state, handle=codebooks[0].handle, signature=signature, **ranks.options())

@@ -9,6 +9,7 @@ from torchvq._base.layout import Layout
 from torchvq._base.projection import project, projects_nothing
 from torchvq._base.ranks import ALONE, ranks_of
 from torchvq._base.wide_buffers import widened
+from torchvq._codebook.losses import sees_padding
 from torchvq._codebook.messages import agree, agree_to_learn
 from torchvq._codebook.request import Request, check_targets, unflattened
 from torchvq._codebook.search import prepare, stored_codes
@@ -59,10 +60,8 @@ def projected_step(
         agree(vq, request, x.dtype)
         return step(vq, x, None, request, layout)
     packed = layout.pack(x)
-    # Padding may hold anything, including NaN; zeros keep it out of every gradient. The reference's diversity loss
-    # covers it as it is.
-    covered = vq.training and vq.vqp_compat and vq.has_codebook_diversity_loss
-    fills = request.mask is not None and not covered
+    # Padding may hold anything, including NaN; zeros keep it out of every gradient.
+    fills = request.mask is not None and not sees_padding(vq, vq)
     tokens = _ops.fill_masked(packed, request.mask) if fills else packed
     # Widened, so that project_out gets the codes unrounded.
     projected = widened(project(vq.project_in, tokens))

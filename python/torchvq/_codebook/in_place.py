@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,12 @@ from torchvq._base.ranks import Ranks
 from torchvq._base.readable import is_readable_after_wait
 from torchvq._base.sharded import keep_in_shards
 from torchvq._base.torch_private import is_mapped
+from torchvq._codebook.stats import begin_step
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from torchvq._codebook.request import Request
     from torchvq.latent_quantization import LatentQuantize
     from torchvq.residual_vq import ResidualVQ
     from torchvq.vector_quantize import VectorQuantize
@@ -112,27 +114,59 @@ def average_gradients(before: Gradients, tokens: Tensor, mask: Tensor | None, ra
     return learns
 
 
+class InPlaceStep(NamedTuple):
+    """A step of the codebook's own optimizer."""
+
+    loss: Tensor  # () before the step
+    counts: (
+        Tensor | None
+    )  # (H, K), tokens of all ranks per code; None if the codebook has not learnt from them
+
+
 def in_place_step(
-    vq: "VectorQuantize", projected: Tensor, codebook: Tensor, mask: Tensor | None, ranks: Ranks
-) -> Tensor:
-    """One step of the codebook's own optimizer towards the tokens (H, T, D); returns the loss before it."""
+    vq: "VectorQuantize",
+    projected: Tensor,
+    codebook: Tensor,
+    mask: Tensor | None,
+    request: "Request",
+    learns: bool,
+) -> InPlaceStep:
+    """One step of the codebook's own optimizer towards the tokens (H, T, D).
+
+    Args:
+        learns: whether averages and dead codes follow at once, from the search of this step, so that the search to
+            come finds the codes of the whole step. Codes that are replaced after the search whose result the encoder
+            gets are a step behind the encoder.
+    """
     state = vq._codebook
     if state.replaying:
-        return projected.new_zeros(())
+        return InPlaceStep(projected.new_zeros(()), None)
     _check_saved(vq, projected, mask)
     with gradients_before(state) as before:
         with own_backward():
             target, mask = target_of(projected), None if mask is None else target_of(mask)
-            _, _, codes, inputs = _ops.quantize(
+            _, indices, codes, inputs = _ops.quantize(
                 target, codebook, state.rng, metric=state.metric, estimator="none"
             )
             loss: Tensor = _ops.commitment_loss(inputs, codes, mask=mask)
             accumulate_gradients(loss, state)
-        learns = average_gradients(before, target, mask, ranks)
-        if learns and not vq.manual_in_place_optimizer_update:
+        steps = average_gradients(before, target, mask, request.ranks)
+        if steps and not vq.manual_in_place_optimizer_update:
             vq.update_in_place_optimizer()
+    counts = None
+    if learns:
+        begin_step([state])
+        counts = state.learn(
+            inputs,
+            indices,
+            mask,
+            ema_update=request.ema_update,
+            accumulate=request.accumulate,
+            weight=request.weight,
+            ranks=request.ranks,
+        )
     state.record_embed()
-    return loss.detach()
+    return InPlaceStep(loss.detach(), counts)
 
 
 def _check_saved(vq: "VectorQuantize", projected: Tensor, mask: Tensor | None) -> None:

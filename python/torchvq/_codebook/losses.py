@@ -10,6 +10,7 @@ from torchvq._base.ranks import Ranks
 from torchvq._codebook.request import Request
 
 if TYPE_CHECKING:
+    from torchvq.residual_vq import ResidualVQ
     from torchvq.vector_quantize import VectorQuantize
 
 _ops = torch.ops.torchvq
@@ -38,6 +39,16 @@ class Terms(NamedTuple):
 
     commitment: Tensor  # a scalar; (H, T, k) with topk
     diversity: Tensor
+
+
+def sees_padding(owner: "ResidualVQ | VectorQuantize", first: "VectorQuantize") -> bool:
+    """Whether padding is left as it is, because the diversity loss covers it, as in the reference.
+
+    Args:
+        owner: the quantizer, or a stack.
+        first: the quantizer, or the first level of the stack.
+    """
+    return owner.training and owner.vqp_compat and first.has_codebook_diversity_loss
 
 
 def loss_options(vq: "VectorQuantize", request: Request) -> dict[str, Any]:

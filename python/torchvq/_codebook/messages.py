@@ -38,14 +38,14 @@ def agree(vq: "VectorQuantize", request: Request, dtype: torch.dtype) -> None:
     early = not request.frozen and (begins or codebook.affine_param)
     if early and (request.weight is not None or request.ema_update != vq.ema_update):
         call = f"moving averages {request.ema_update}, weight {request.weight is not None}, {call}"
-    handshake([codebook], request.ranks, call, vq.sync_affine_param)
+    handshake([codebook], request.ranks, call, [vq.sync_affine_param])
 
 
 def agree_to_learn(vq: "VectorQuantize", ranks: Ranks, dtype: torch.dtype) -> None:
     """The handshake of an update outside of forward, from projected tokens of this dtype."""
     if not ranks.alone:
         call = _call(vq, ["statistics"], False, False, dtype)
-        handshake([vq._codebook], ranks, call, vq.sync_affine_param)
+        handshake([vq._codebook], ranks, call, [vq.sync_affine_param])
 
 
 def agree_in_stack(
@@ -61,7 +61,7 @@ def agree_in_stack(
     """The handshake of a forward of a stack; there are ranks.
 
     Args:
-        levels: all levels. What a call sends depends on the options of the first.
+        levels: all levels. What a call sends depends on the options of the first, and the others are compared.
         codebooks: of all levels.
         ranks: the ranks that learn together.
         stack: the stack's own options in which all ranks must agree, as text.
@@ -78,7 +78,9 @@ def agree_in_stack(
         call = f"levels {resting} in evaluation, {call}"
     if depth is not None:
         call = f"{depth} levels by seed, {call}"
-    handshake(codebooks, ranks, f"{call}; {stack}", first.sync_affine_param)
+    # Levels that share a codebook have the options of the first.
+    affine = [vq.sync_affine_param for vq in levels[: len(codebooks)]]
+    handshake(codebooks, ranks, f"{call}; {_other_levels(levels)}{stack}", affine)
 
 
 def _call(
@@ -98,14 +100,38 @@ def _call(
 
 def _options_text(vq: "VectorQuantize") -> str:
     """The options in which all ranks must agree, besides those of the codebook."""
-    codebook, optimizer = vq._codebook, optimizer_text(vq)
+    own = _LEVEL.format(*_level_options(vq))
+    return f"{own}, moving averages {vq.ema_update}, frozen {vq.freeze_codebook}"
+
+
+_LEVEL = (
+    "k-means of {} iterations over ranks {}, affine map over ranks {} with decays {} and {}, diversity {} at {}, "
+    "own optimizer {}, manual {}, overlap {}"
+)
+
+
+def _level_options(vq: "VectorQuantize") -> tuple[object, ...]:
+    """The values of ``_LEVEL``: those of the options that a stack does not list for all its levels."""
+    codebook = vq._codebook
     return (
-        f"k-means of {codebook.kmeans_iters} iterations over ranks {vq.sync_kmeans}, affine map over ranks "
-        f"{vq.sync_affine_param} with decays {codebook.affine_param_batch_decay} and "
-        f"{codebook.affine_param_codebook_decay}, moving averages {vq.ema_update}, frozen {vq.freeze_codebook}, "
-        f"diversity {vq.codebook_diversity_loss_weight} at {vq.codebook_diversity_temperature}, own optimizer "
-        f"{optimizer}, manual {vq.manual_in_place_optimizer_update}, overlap {codebook.overlap_sync}"
+        codebook.kmeans_iters,
+        vq.sync_kmeans,
+        vq.sync_affine_param,
+        codebook.affine_param_batch_decay,
+        codebook.affine_param_codebook_decay,
+        vq.codebook_diversity_loss_weight,
+        vq.codebook_diversity_temperature,
+        optimizer_text(vq),
+        vq.manual_in_place_optimizer_update,
+        codebook.overlap_sync,
     )
+
+
+def _other_levels(levels: Sequence["VectorQuantize"]) -> str:
+    """The levels whose options are not those of the first, as text."""
+    found = [_level_options(vq) for vq in levels]
+    others = [n for n, own in enumerate(found) if own != found[0]]
+    return "".join(f"level {n} with {_LEVEL.format(*found[n])}; " for n in others)
 
 
 def _messages(

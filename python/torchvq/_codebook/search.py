@@ -7,7 +7,12 @@ from torch import Tensor
 
 from torchvq._base.ranks import ALONE, Ranks, noise_rng
 from torchvq._base.readable import takes_gradient
-from torchvq._codebook.in_place import in_place_step, learns_in_place, own_backward
+from torchvq._codebook.in_place import (
+    InPlaceStep,
+    in_place_step,
+    learns_in_place,
+    own_backward,
+)
 from torchvq._codebook.losses import SearchedTokens, SearchResult
 from torchvq._codebook.request import Request
 
@@ -110,22 +115,28 @@ def codes_to_search(
 
 
 def codes_of_step(
-    vq: "VectorQuantize", projected: Tensor, tokens: Tensor, mask: Tensor | None, request: Request
-) -> tuple[Tensor, Tensor | None]:
+    vq: "VectorQuantize",
+    projected: Tensor,
+    tokens: Tensor,
+    mask: Tensor | None,
+    request: Request,
+    *,
+    learns: bool = False,
+) -> tuple[Tensor, InPlaceStep | None]:
     """The codes for tokens (B, N, dim), projected to (H, T, D), after the step of the codebook's own optimizer, if it
-    has one; and the loss before that step, or None.
+    has one; and that step. ``learns``: see ``in_place_step``.
     """
-    in_place = None
+    own = None
     if learns_in_place(vq, vq._codebook) and not request.frozen:
         with own_backward():
             codebook = codes_to_search(vq, request, tokens, projected.dtype)
-        in_place = in_place_step(vq, projected, codebook, mask, request.ranks)
+        own = in_place_step(vq, projected, codebook, mask, request, learns)
         state = vq._codebook
         if vq.vqp_compat and state.affine_param and not state.replaying:
             # The reference searches again after the step, and counts the tokens once more.
             state.update_affine(projected, mask, request.ranks if vq.sync_affine_param else ALONE)
             state.begin_record()
-    return codes_to_search(vq, request, tokens, projected.dtype), in_place
+    return codes_to_search(vq, request, tokens, projected.dtype), own
 
 
 def stored_codes(codebook: "Codebook", dtype: torch.dtype) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torchvq._base.layout import Layout
 from torchvq._base.lean_call import without_defaults
 from torchvq._codebook.in_flight import StepInFlight, may_overlap
+from torchvq._codebook.in_place import InPlaceStep, learns_in_place
 from torchvq._codebook.learning import StepTokens
 from torchvq._codebook.losses import (
     loss_options,
@@ -55,7 +56,9 @@ def step(
     """
     if not vq.training:
         return _evaluate(vq, x, before, request, layout)
-    apart = vq._codebook.learns_apart(request.accumulate, request.weight)
+    apart = learns_in_place(vq, vq._codebook) or vq._codebook.learns_apart(
+        request.accumulate, request.weight
+    )
     if may_fail_late(vq._codebook, apart):
         with Undo([vq._codebook], apart):
             return _train(vq, x, before, request, layout)
@@ -67,11 +70,14 @@ def _train(
 ) -> ForwardResult:
     codebook = vq._codebook
     fit_to_codes(vq)
-    codes, in_place = _prepare(vq, codebook, x, request, layout)
+    codes, own = _prepare(vq, codebook, x, request, layout)
     steps = not codebook.replaying
     learns = steps and codebook.training and not request.frozen and request.topk is None
-    # Statistics that accumulate, or that a callable weighs, are handled in Python between two operators.
-    apart = learns and codebook.learns_apart(request.accumulate, request.weight)
+    # Statistics that accumulate, or that a callable weighs, are handled in Python between two operators; a codebook
+    # with an optimizer of its own has learnt before the search.
+    apart = learns and (
+        own is not None or codebook.learns_apart(request.accumulate, request.weight)
+    )
     overlaps = learns and not apart and codebook.learns(request.ema_update)
     overlaps = overlaps and may_overlap(codebook, request.ranks, x)
     at_once = not apart and not overlaps
@@ -95,18 +101,23 @@ def _train(
     codebook.record_totals(totals)
     if apart:
         mask = _head_mask(vq, request)
-        counts = _learn_apart(vq, inputs, head_indices, mask, request)
+        counts = (
+            _learn_apart(vq, inputs, head_indices, mask, request) if own is None else own.counts
+        )
         if vq.has_codebook_orthogonal_loss:
             orthogonal = orthogonal_loss(vq, head_indices)
             if request.targets is None:
                 loss = loss + vq.orthogonal_reg_weight * orthogonal
         # Last, because it moves the generator, from which the orthogonal loss draws its codes.
-        finish_step([vq], [head_indices], counts, [mask], request.ranks)
+        known = [] if counts is None else [counts]
+        finish_step([vq], [head_indices], known, [mask], request.ranks)
     elif overlaps:
         _learn_later(vq, inputs, head_indices, request).settle_after_backward(quantized, loss)
     elif learns:
         codebook.keep_in_shards()
-    if in_place is None:
+    if own is not None:
+        in_place = own.loss
+    else:
         in_place = inputs.new_zeros(()) if vq.has_codebook_diversity_loss else diversity
     return ForwardResult(
         quantized, indices, loss, LossBreakdown(commitment, diversity, orthogonal, in_place)
@@ -115,8 +126,8 @@ def _train(
 
 def _prepare(
     vq: "VectorQuantize", codebook: "Codebook", x: Tensor, request: Request, layout: Layout
-) -> tuple[Tensor, Tensor | None]:
-    """The codes to search, and the loss before the step of their own optimizer, or None."""
+) -> tuple[Tensor, InPlaceStep | None]:
+    """The codes to search, and the step of their own optimizer, or None."""
     began = codebook.begins_initialised
     learning = not (request.frozen and began)
     looks = learning and (codebook.affine_param or not began)
@@ -126,7 +137,7 @@ def _prepare(
         return stored_codes(codebook, x.dtype), None
     tokens, projected, mask = layout.split_tokens(x, request.mask)
     prepare(vq, projected, mask, request.frozen, request.ranks)
-    return codes_of_step(vq, projected, tokens, mask, request)
+    return codes_of_step(vq, projected, tokens, mask, request, learns=codebook.training)
 
 
 def _evaluate(
@@ -200,11 +211,11 @@ def _learn_later(
 
 def _learn_apart(
     vq: "VectorQuantize", inputs: Tensor, indices: Tensor, mask: Tensor | None, request: Request
-) -> list[Tensor]:
+) -> Tensor | None:
     """Learns outside the operator, with Python code between statistics and update; the counts, if it learnt."""
     codebook = vq._codebook
     begin_step([codebook])
-    counts = codebook.learn(
+    return codebook.learn(
         inputs,
         indices,
         mask,
@@ -213,7 +224,6 @@ def _learn_apart(
         weight=request.weight,
         ranks=request.ranks,
     )
-    return [] if counts is None else [counts]
 
 
 def _zeros_for_masked(vq: "VectorQuantize", before: Tensor | None) -> bool:

@@ -75,4 +75,4 @@ def _written_early(codebook: "Codebook", apart: bool) -> list[Tensor]:
     if codebook.initialised and not apart:
         return [getattr(codebook, name) for name in (*AFFINE_STATE, *AFFINE_FLAGS)]
     state = codebook.replicated_state(affine=True).values()
-    return [*(tensor.detach() for tensor in state), codebook.replaced]
+    return [*(tensor.detach() for tensor in state), codebook.replaced, *codebook._kept]

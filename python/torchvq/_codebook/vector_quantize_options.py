@@ -52,6 +52,9 @@ class VectorQuantizeOptions(WideBuffers):
     sync_update_v: float
     route_gradients_to_input: bool
 
+    #: The options that ``_codebook/set_later.py`` has found valid.
+    checked_options: tuple[object, ...] | None = None
+
     if TYPE_CHECKING:
 
         @property

@@ -135,7 +135,8 @@ def targets_of(
 ) -> list[Tensor] | None:
     """The targets of each scale, int64; checks them and the temperature before the forward writes anything."""
     targets = None if indices is None else whole_indices(indices, hvq.level_shapes, x.shape[0])
-    check_temperature("HierarchicalVQ", hvq.levels[0], temperature)
+    for vq in hvq._quantizers():
+        check_temperature("HierarchicalVQ", vq, temperature)
     for vq, scale in zip(hvq.levels, targets or [], strict=False):
         if not torch.compiler.is_compiling():
             check_target_values("HierarchicalVQ", scale, vq.codebook_size)

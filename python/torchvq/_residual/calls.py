@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchvq._base.layout import Layout
 from torchvq._base.options import expect
 from torchvq._base.ranks import ALONE, Ranks, distributed_training, ranks_of
 from torchvq._base.torch_private import is_observed_itself
 from torchvq._codebook.in_place import optimizer_text
-from torchvq._codebook.learning import is_left_out, synced_level, trains
+from torchvq._codebook.learning import is_left_out, synced_level
 from torchvq._codebook.messages import agree_in_stack
 from torchvq._codebook.request import check_targets, check_temperature
 
@@ -22,6 +23,43 @@ if TYPE_CHECKING:
 
 _OWNER = "ResidualVQ"
 _OWN_PROJECTIONS = (nn.Identity, nn.Linear)
+
+
+class StackCall(NamedTuple):
+    """The checked arguments of one forward."""
+
+    layout: Layout
+    mask: Tensor | None  # (B, N)
+    targets: tuple[Tensor, ...] | None  # per level, in the shape of forward's indices
+    temperature: float | None
+    frozen: bool
+    ranks: Ranks
+    beam: int
+
+
+def checked_call(
+    rvq: "ResidualVQ",
+    x: Tensor,
+    mask: Tensor | None,
+    indices: Tensor | Sequence[Tensor] | None,
+    temperature: float | None,
+    frozen: bool,
+    beam_size: int | None,
+) -> StackCall:
+    """The arguments of a forward; groups check those of all before one of them begins."""
+    layout = rvq.layout
+    layout.check_input(x)
+    beam = _beam_of(rvq, beam_size)
+    targets = _targets_of(rvq, x, indices, temperature)
+    return StackCall(
+        layout,
+        layout.token_mask(x, mask, None),
+        targets,
+        temperature,
+        frozen or all(level.freeze_codebook for level in rvq.levels),
+        ranks_of(synced_level(rvq.levels), type(rvq).__name__, rvq.dim),
+        beam,
+    )
 
 
 class Siblings(NamedTuple):
@@ -46,9 +84,10 @@ def _calls_back(rvq: "ResidualVQ") -> bool:
     return not own or rvq.levels[0]._codebook.vq_bridge is not None
 
 
-def shared_ranks(levels: Iterable["LFQ | SimVQ"], owner: str) -> Ranks:
-    """The ranks of the first level that has any: a level may evaluate, or learn by itself."""
-    found = (ranks_of(level, owner) for level in levels)
+def shared_ranks(levels: Iterable["LFQ | SimVQ"], owner: str, dim: int) -> Ranks:
+    """The ranks of the first level that has any: a level may evaluate, or learn by itself. ``dim`` is that of the
+    stack."""
+    found = (ranks_of(level, owner, dim) for level in levels)
     return next((ranks for ranks in found if not ranks.alone), ALONE)
 
 
@@ -84,7 +123,7 @@ def _options_text(rvq: "ResidualVQ") -> str:
     )
 
 
-def beam_of(rvq: "ResidualVQ", size: int | None) -> int:
+def _beam_of(rvq: "ResidualVQ", size: int | None) -> int:
     """The number of paths of a forward that is called with this size."""
     if size is None:
         size = rvq.beam_size if rvq.training else rvq.eval_beam_size
@@ -97,19 +136,15 @@ def beam_of(rvq: "ResidualVQ", size: int | None) -> int:
     return beam
 
 
-def sees_padding(rvq: "ResidualVQ") -> bool:
-    """Whether padding is left as it is, because the diversity loss covers it, as in the reference."""
-    return rvq.training and rvq.vqp_compat and rvq.levels[0].has_codebook_diversity_loss
-
-
-def targets_of(
+def _targets_of(
     rvq: "ResidualVQ",
     x: Tensor,
     indices: Tensor | Sequence[Tensor] | None,
     temperature: float | None,
 ) -> tuple[Tensor, ...] | None:
     """The targets of each level; checks them and the temperature before the forward writes anything."""
-    check_temperature(_OWNER, rvq.levels[0], temperature)
+    for level in rvq.levels:
+        check_temperature(_OWNER, level, temperature)
     if indices is None:
         return None
     levels = _parts(_OWNER, indices, -1, "level")
@@ -117,19 +152,9 @@ def targets_of(
     expect(_OWNER, len(levels) == count, "indices", f"of {count} levels", len(levels))
     if not torch.compiler.is_compiling():
         layout = rvq.layout
-        for level, size in zip(levels, rvq.codebook_sizes, strict=True):
-            check_targets(level, x, layout, size)
+        for targets, size in zip(levels, rvq.codebook_sizes, strict=True):
+            check_targets(targets, x, layout, size)
     return levels
-
-
-def check_assigned_codes(rvq: "ResidualVQ", frozen: bool) -> None:
-    """Raises ValueError where a forward would refuse codes that were assigned; groups ask before one of them learns."""
-    for level in rvq.levels:
-        codebook = level._codebook
-        codebook.checked_embed()
-        learns = rvq.training and codebook.learns(level.ema_update)
-        if learns and trains(level, frozen or level.freeze_codebook):
-            codebook.check_averages()
 
 
 def check_levels(owner: str, indices: Tensor, levels: int, fewer: bool) -> None:

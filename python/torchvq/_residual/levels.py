@@ -34,11 +34,10 @@ from torchvq._codebook.learning import (
     synced_level,
     trains,
 )
-from torchvq._codebook.losses import SearchedTokens, SearchResult, Terms
+from torchvq._codebook.losses import SearchedTokens, SearchResult, Terms, sees_padding
 from torchvq._codebook.request import Request, request_of_level
 from torchvq._codebook.search import choose, estimator_of, prepare
 from torchvq._residual.beam import beginning_mask, level_mask, prepare_levels, search_paths
-from torchvq._residual.calls import sees_padding
 from torchvq._residual.engine import WalkedLevel, balanced, in_use, levels_to_walk, only_if
 from torchvq._residual.engine import walk as walk_levels
 from torchvq._residual.implicit_codebook import (
@@ -204,7 +203,7 @@ def _choose_level(
             chosen=chosen,
         )
     codes = result.searched.codes
-    if head_mask is not None and sees_padding(rvq):
+    if head_mask is not None and sees_padding(rvq, rvq.levels[0]):
         zeros = rvq.return_zeros_for_masked_padding
         codes = _with_padding(codes, residual.detach(), head_mask, zeros)
         output = _with_padding(result.quantized, residual, head_mask, zeros)

@@ -1,6 +1,7 @@
-"""The second half of a forward of residual stacks: joint learning, and the results of each stack."""
+"""The stages of a forward of residual stacks after its beginning: search, joint learning, results of each stack."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
@@ -9,11 +10,15 @@ from torchvq._base.gradients import reaching
 from torchvq._base.layout import Layout
 from torchvq._base.projection import projects_nothing
 from torchvq._base.ranks import distributed_training
+from torchvq._base.torch_private import is_mapped
 from torchvq._codebook.learning import learn_alike
 from torchvq._codebook.losses import Terms
+from torchvq._codebook.set_later import check_level
 from torchvq._codebook.stats import begin_step, finish_step
-from torchvq._codebook.undo import Undo
+from torchvq._codebook.undo import Undo, undo_of
+from torchvq._residual.calls import Siblings
 from torchvq._residual.engine import restore_codes, restored_output, stack_levels
+from torchvq._residual.evaluation import can_encode_at_once, encode_at_once
 from torchvq._residual.levels import (
     Searched,
     StackRequest,
@@ -22,9 +27,11 @@ from torchvq._residual.levels import (
     learn_later,
     level_draws,
     level_loss,
+    overlaps,
     search_losses,
+    walk,
 )
-from torchvq._residual.step import LevelsResult
+from torchvq._residual.step import LevelsResult, can_step_at_once, step_at_once
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
 
 if TYPE_CHECKING:
@@ -32,21 +39,59 @@ if TYPE_CHECKING:
 
 
 class Started(NamedTuple):
-    """A forward of one stack after its search: with ``step`` already learnt, with ``walk`` not yet."""
+    """A forward of one stack; after its search it has ``step``, and has learnt, or ``walk``, and has not yet."""
 
     rvq: "ResidualVQ"
     layout: Layout
     x: Tensor
     request: StackRequest
     return_all_codes: bool
+    tokens: Tensor  # (B, N, heads * D), projected
     step: LevelsResult | None = None
     walk: Walk | None = None
     overlaps: bool = False  # whether the step ends after the forward
     undo: Undo | None = None  # of what the search has written to the codebooks
 
 
+def search(
+    started: Sequence[Started], steps: ExitStack, siblings: Siblings | None = None
+) -> list[Started]:
+    """The searches of stacks that learn in the same step.
+
+    Args:
+        started: after the handshakes of all.
+        steps: open until the end of the step.
+        siblings: what each has to know of the others, if there are any.
+    """
+    for stack in started:
+        for level in stack.rvq.levels:
+            check_level(level, stack.request.frozen or level.freeze_codebook)
+    return [_search(stack, steps, siblings) for stack in started]
+
+
+def _search(started: Started, steps: ExitStack, siblings: Siblings | None) -> Started:
+    rvq, layout, _, request, return_all_codes, tokens = started[:6]
+    if not return_all_codes and can_encode_at_once(rvq, request):
+        step = encode_at_once(rvq, layout.split_heads(tokens), request)
+        if step is not None:
+            return started._replace(step=step)
+    # Stacks that learn together on ranks, or later, exchange their statistics in `finish`. Code of the user may fail,
+    # and must not find another stack that has learnt.
+    later = overlaps(rvq, tokens, request)
+    waits = siblings is not None and (siblings.calls_back or not request.ranks.alone)
+    # An operator that may write to the state cannot be mapped over the tokens alone.
+    at_once = (rvq.training or not is_mapped(tokens)) and can_step_at_once(rvq, tokens)
+    if at_once and not later and not waits:
+        return started._replace(step=step_at_once(rvq, tokens, request, return_all_codes))
+    undo = undo_of(rvq._codebooks()) if rvq.training else None
+    if undo is not None:
+        steps.enter_context(undo)
+    walked = walk(rvq, layout.split_heads(tokens), request)
+    return started._replace(walk=walked, overlaps=later, undo=undo)
+
+
 def finish(started: Sequence[Started]) -> list[ResidualResult]:
-    """The second half of the forwards of stacks with equal options, which learn in one exchange over ranks."""
+    """The end of the forwards of stacks with equal options, which learn in one exchange over ranks."""
     later = all(stack.overlaps for stack in started) and learn_alike(
         [stack.rvq.levels[0]._codebook for stack in started]
     )

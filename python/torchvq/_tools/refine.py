@@ -150,7 +150,8 @@ def _refined(
     inputs = layout.split_heads(projected)
     # The operator compares its options itself.
     call = f"refine, {tokens_text(inputs.dtype)}"
-    handshake(stack._codebooks(), ranks, call, stack.levels[0].sync_affine_param)
+    codebooks = stack._codebooks()
+    handshake(codebooks, ranks, call, [False] * len(codebooks))
     refined = _ops.refine_codebooks(
         inputs,
         [level._codebook.embed for level in stack.levels],

@@ -75,7 +75,6 @@ TOUCHES: dict[str, Callable[[Options], Any]] = {
     "orthogonal-ema": lambda o: _moves(o) and o["orthogonal_reg_weight"] > 0,
     "mixed-gradient": _moves_before_backward,
     "in-place-ema": lambda o: o["in_place_codebook_optimizer"] is not None,
-    "in-place-counts": lambda o: o["in_place_codebook_optimizer"] is not None and _replaces(o),
     "training-output": always,
     "search": always,
     "input-dtype": _projected,
@@ -114,6 +113,11 @@ TOUCHES: dict[str, Callable[[Options], Any]] = {
     "beam-evaluation": lambda o: (o["beam_size"] or 1) > 1,
     "beam-zero": lambda o: o["eval_beam_size"] is not None or (o["beam_size"] or 1) < 1,
     "beam-large": lambda o: (o["beam_size"] or 1) > 1,
+    "in-place-counts": lambda o: (
+        o["in_place_codebook_optimizer"] is not None
+        and not o["shared_codebook"]
+        and (_replaces(o) or _moves(o))
+    ),
     "beam-in-place": lambda o: (
         (o["beam_size"] or 1) > 1 and o["in_place_codebook_optimizer"] is not None
     ),

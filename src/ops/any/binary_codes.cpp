@@ -16,6 +16,7 @@
 #include <torch/library.h>
 #include <torchvq/random_purpose.h>
 
+#include "detail/index_range.h"
 #include "detail/ordered_sum.h"
 #include "detail/precision.h"
 #include "detail/random_tensor.h"
@@ -55,6 +56,7 @@ at::Tensor binary_one_hot(const at::Tensor& logits, const at::Tensor& indices, d
   const auto bits = detail::check_binary_one_hot(logits, indices, temperature);
   auto sizes = indices.sizes().vec();
   sizes.push_back(int64_t{1} << bits);
+  detail::check_index_range("binary_one_hot", "indices", indices, sizes.back());
   const auto present = indices.ge(0).to(logits.scalar_type()).unsqueeze(-1);
   auto output =
       at::zeros(sizes, logits.options()).scatter_(-1, indices.clamp_min(0).unsqueeze(-1), present);

@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include "detail/exponents.h"
+#include "detail/index_range.h"
 #include "kernels/exponents.h"
 
 namespace torchvq {
@@ -20,7 +21,7 @@ int64_t elements_at_once(const at::Tensor& x) {
 /// Whether all features of a token can be added up; only float64 has larger ones that are finite.
 at::Tensor are_summed(const at::Tensor& x) {
   if (x.scalar_type() != at::kDouble) return x.isfinite().all(-1);
-  return x.abs().le(kernels::kLargestSummed).all(-1);
+  return detail::can_be_summed(x).all(-1);
 }
 
 at::Tensor raise_exponents(const at::Tensor& x, const at::Tensor& slots, const at::Tensor& counted,
@@ -57,6 +58,7 @@ detail::StatisticsTensors code_statistics(const at::Tensor& x, const at::Tensor&
   if (mask.has_value()) present = present.logical_and(*mask);
   // Other negative indices are kept, so that scatter reports them as out of bounds.
   const auto slots = indices.masked_fill(present.logical_not(), 0);
+  detail::check_index_range("code_statistics", "indices", slots, size);
   const auto counted = present.logical_and(are_summed(x));
 
   const auto counts =

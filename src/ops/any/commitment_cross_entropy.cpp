@@ -9,6 +9,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "detail/index_range.h"
 #include "ops/any/code_logits.h"
 #include "ops/any/score_passes.h"
 #include "ops/loss_gradients.h"
@@ -18,15 +19,6 @@ namespace {
 
 using detail::CodeLogits;
 using CrossEntropyLosses = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-
-/// Only on CPU; other devices report a bad target in gather, so no synchronisation is needed here.
-void check_range(const at::Tensor& targets, int64_t codebook_size) {
-  if (!targets.is_cpu() || targets.numel() == 0) return;
-  const auto least = targets.min().item<int64_t>(), most = targets.max().item<int64_t>();
-  TORCH_CHECK_INDEX(least >= -1 && most < codebook_size,
-                    "commitment_cross_entropy: expected targets to be in [-1, ", codebook_size,
-                    "), but got ", least < -1 ? least : most);
-}
 
 /// One head: returns the sum of the losses and writes the gradients of loss / count.
 struct CrossEntropyHead {
@@ -60,7 +52,7 @@ CrossEntropyLosses commitment_cross_entropy_forward(const at::Tensor& x, const a
                                                     std::array<bool, 2> wanted) {
   const auto metric =
       detail::check_commitment_cross_entropy(x, codebook, targets, metric_name, mask);
-  check_range(targets, codebook.size(1));
+  detail::check_index_range("commitment_cross_entropy", "targets", targets, codebook.size(1));
   const auto counted = mask.has_value() ? targets.ge(0).logical_and(*mask) : targets.ge(0);
   const auto options = x.options().dtype(detail::sum_dtype(x));
   const auto weight = counted.sum().clamp_min(1).to(options.dtype()).reciprocal();

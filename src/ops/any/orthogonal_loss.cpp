@@ -15,6 +15,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "detail/index_range.h"
 #include "detail/ordered_sum.h"
 #include "detail/precision.h"
 #include "detail/random_tensor.h"
@@ -27,12 +28,7 @@ namespace {
 at::Tensor active_codes(const at::Tensor& codebook, const std::optional<at::Tensor>& indices) {
   const int64_t heads = codebook.size(0), size = codebook.size(1);
   if (!indices.has_value()) return at::ones({heads, size}, codebook.options().dtype(at::kBool));
-  if (indices->is_cpu() && indices->numel() > 0) {
-    const auto least = indices->min().item<int64_t>(), most = indices->max().item<int64_t>();
-    TORCH_CHECK_INDEX(least >= -1 && most < size,
-                      "orthogonal_loss: expected indices to be in [-1, ", size, "), but got ",
-                      least < -1 ? least : most);
-  }
+  detail::check_index_range("orthogonal_loss", "indices", *indices, size);
   const auto counts = at::zeros({heads, size}, indices->options());
   return counts
       .scatter_add(1, indices->masked_fill(indices->eq(-1), 0), indices->ge(0).to(at::kLong))

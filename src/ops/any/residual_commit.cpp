@@ -11,6 +11,7 @@
 #include <torchvq/ops/commitment_loss.h>
 #include <torchvq/ops/lookup_codes.h>
 
+#include "detail/index_range.h"
 #include "detail/non_finite.h"
 #include "detail/residual_arguments.h"
 #include "ops/loss_gradients.h"
@@ -32,6 +33,8 @@ detail::ResidualCommitTensors residual_commit(const at::Tensor& x, at::TensorLis
     const auto codebook = detail::expand_to_heads(codebooks[level].to(dtype), x.size(0));
     // Other lookups accept -1; here it must be out of range.
     auto own = indices.select(2, static_cast<int64_t>(level));
+    detail::check_index_range("residual_commit", "indices", own, codebooks[level].size(-2),
+                              /*least=*/0);
     own = own.masked_fill(own.eq(-1), -2);
     const auto codes = detail::mark_non_finite(ops::lookup_codes(codebook, own), residual);
     losses.push_back(ops::commitment_loss(residual, codes, mask));

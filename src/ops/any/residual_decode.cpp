@@ -7,6 +7,7 @@
 
 #include <torchvq/ops/lookup_codes.h>
 
+#include "detail/index_range.h"
 #include "detail/residual_arguments.h"
 
 namespace torchvq {
@@ -19,6 +20,7 @@ at::Tensor residual_decode(const at::Tensor& indices, at::TensorList codebooks) 
   auto total = at::zeros({indices.size(0), indices.size(1), codebooks[0].size(-1)}, options);
   for (size_t n = 0; n < codebooks.size(); ++n) {
     const auto level = indices.select(2, static_cast<int64_t>(n));
+    detail::check_index_range("residual_decode", "indices", level, codebooks[n].size(-2));
     const auto codes = detail::expand_to_heads(codebooks[n].to(options.dtype()), indices.size(0));
     total = total + ops::lookup_codes(codes, level);
   }

@@ -5,6 +5,7 @@
 #include <ATen/TensorOperators.h>
 #include <torchvq/ops/code_statistics.h>
 
+#include "detail/exponents.h"
 #include "detail/fixed_point.h"
 #include "detail/precision.h"
 #include "kernels/exponents.h"
@@ -18,8 +19,7 @@ at::Tensor sum_by_index(const at::Tensor& rows_, const at::Tensor& indices, int6
         .index_add_(0, indices, rows_.to(at::kFloat));
   }
   const auto rows = rows_.to(at::kDouble);
-  const auto infinite =
-      rows.abs().le(kernels::kLargestSummed).logical_not_();  // or NaN, or too large
+  const auto infinite = can_be_summed(rows).logical_not_();  // or NaN, or too large
   const auto least =
       indices.new_full({1, size}, kernels::kMinExponent, indices.options().dtype(at::kInt));
   const auto [counts, sums, exponents] =

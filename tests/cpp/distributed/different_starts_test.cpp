@@ -179,6 +179,37 @@ TEST(DifferentStartsTest, ALevelWithoutAveragesOnOneRankIsASentence) {
       "rank 1: without averages 1");
 }
 
+TEST(DifferentStartsTest, AnOptionOfALaterLevelOnOneRankIsASentence) {
+  const auto x = batch_of(0, 2)[1].x;
+  const auto expect = [&](const Configure& configure,
+                          const std::function<void(VectorQuantizeImpl&)>& change,
+                          const std::string& part) {
+    expect_a_sentence<ResidualVQ>(
+        [&](int rank) {
+          return ResidualVQ(ResidualVQOptions(kDim).num_quantizers(3).codebook_size(24).vq(
+              options_with(configure, group_of(rank))));
+        },
+        [&](auto& stack) { change(*stack->levels[2]); }, x, part);
+  };
+  const Configure kmeans = [](auto& o) { o.kmeans_init(true); };
+  const Configure affine = [](auto& o) { o.affine_param(true); };
+  const Configure by_gradient = [](auto& o) {
+    o.learnable_codebook(true).ema_update(false).in_place_codebook_optimizer(sgd(0.1));
+  };
+  expect(
+      kmeans, [](auto& level) { level.codebook_state->options.sync_kmeans(false); },
+      "level 2 with k-means of 10 iterations over ranks false");
+  expect(
+      kmeans, [](auto& level) { level.codebook_state->options.kmeans_iters(3); },
+      "level 2 with k-means of 3 iterations");
+  expect(
+      affine, [](auto& level) { level.codebook_state->options.sync_affine_param(true); },
+      "level 2");
+  expect(
+      by_gradient, [](auto& level) { level.options.manual_in_place_optimizer_update(true); },
+      "manual true");
+}
+
 HierarchicalVQ hierarchy(int rank, bool shared, int64_t sync_every = 1) {
   return HierarchicalVQ(HierarchicalVQOptions(kDim, 8, {1, 2, 4})
                             .accept_image_fmap(true)

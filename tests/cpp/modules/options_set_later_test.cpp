@@ -174,5 +174,40 @@ TEST(OptionsSetLaterTest, AffineMapsAndDiveqAreChosenAtConstruction) {
   }
 }
 
+TEST(OptionsSetLaterTest, AffineMapsOfOneLevelAreChosenAtConstruction) {
+  const auto refusal = at_construction("VectorQuantize", "affine_param") +
+                       "makes the statistics of the map, but got set on the module";
+  const auto x = normal({2, 6, kDim});
+  for (const bool built : {false, true}) {
+    const std::function<void(VectorQuantizeImpl&)> changes[]{
+        [&](auto& level) { level.options.affine_param(!built); },
+        [&](auto& level) { level.codebook_state->options.affine_param(!built); }};
+    for (const auto& change : changes) {
+      ResidualVQ rvq(stack(options().affine_param(built)));
+      GroupedResidualVQ grouped(
+          GroupedResidualVQOptions(2 * kDim).groups(2).rvq(stack(options().affine_param(built))));
+      HierarchicalVQ hvq(
+          HierarchicalVQOptions(kDim, kCodes, {2, 6}).shared_codebook(false).channel_first(false));
+      VectorQuantize vq(options().affine_param(built));
+      change(*rvq->levels[1]);
+      change(*grouped->rvqs[1]->levels[1]);
+      // Scales have no affine map.
+      hvq->vqs[1]->options.affine_param(true);
+      change(*vq);
+      for (const bool training : {true, false}) {
+        rvq->train(training);
+        grouped->train(training);
+        hvq->train(training);
+        vq->train(training);
+        leaves_no_trace<c10::ValueError>(rvq, [&] { rvq(x); }, refusal);
+        leaves_no_trace<c10::ValueError>(
+            grouped, [&] { grouped(torch::cat({x, x}, -1)); }, refusal);
+        leaves_no_trace<c10::ValueError>(hvq, [&] { hvq(x); }, refusal);
+        leaves_no_trace<c10::ValueError>(vq, [&] { vq(x); }, refusal);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace torchvq::options_set_later_test

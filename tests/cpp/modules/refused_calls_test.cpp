@@ -323,6 +323,37 @@ TEST(RefusedCallsTest, OptionsThatAreSetWrongLaterLeaveNoTrace) {
   }
 }
 
+TEST(RefusedCallsTest, OptionsOfTheLastLevelAreCheckedBeforeTheFirstLearns) {
+  const auto x = normal({2, 40, kDim});
+  const std::vector<std::function<void(VectorQuantizeImpl&)>> changes{
+      [](auto& level) { level.codebook_state->options.decay(2); },
+      [](auto& level) { level.codebook_state->options.eps(-1); },
+      [](auto& level) { level.codebook_state->options.threshold_ema_dead_code(kNaN); },
+      [](auto& level) { level.codebook_state->options.dead_code_threshold_fraction(-1); },
+      [](auto& level) { level.options.orthogonal_reg_max_codes(0).orthogonal_reg_weight(0.1); },
+      [](auto& level) {
+        level.options.sample_codebook_temp(kInfinity).stochastic_sample_codes(true);
+      }};
+  for (const auto& how : {options(), options().threshold_ema_dead_code(1),
+                          options().kmeans_init(true), options().affine_param(true)}) {
+    for (const auto& change : changes) {
+      ResidualVQ rvq(stack(how));
+      change(*rvq->levels[1]);
+      leaves_no_trace<c10::ValueError>(rvq, [&] { rvq(x); }, "expected");
+      GroupedResidualVQ grouped(GroupedResidualVQOptions(2 * kDim).groups(2).rvq(stack(how)));
+      change(*grouped->rvqs[1]->levels[1]);
+      leaves_no_trace<c10::ValueError>(
+          grouped, [&] { grouped(torch::cat({x, x}, -1)); }, "expected");
+      HierarchicalVQ hvq(HierarchicalVQOptions(kDim, kCodes, {2, 6})
+                             .shared_codebook(false)
+                             .channel_first(false)
+                             .kmeans_init(how.kmeans_init()));
+      change(*hvq->vqs[1]);
+      leaves_no_trace<c10::ValueError>(hvq, [&] { hvq(x); }, "expected");
+    }
+  }
+}
+
 TEST(RefusedCallsTest, AnotherNumberOfStepsPerUpdateIsSetAtConstruction) {
   const auto x = normal({2, 40, kDim});
   for (const auto& how : {options().kmeans_init(true), options().affine_param(true)}) {

@@ -16,6 +16,7 @@
 #include <torchvq/ops/commitment_loss.h>
 #include <torchvq/ops/lookup_codes.h>
 #include <torchvq/ops/nearest_code.h>
+#include <torchvq/ops/prepare_codes.h>
 #include <torchvq/ops/residual_commit.h>
 #include <torchvq/ops/residual_decode.h>
 #include <torchvq/ops/residual_encode.h>
@@ -146,6 +147,12 @@ TEST(UndefinedTensorsTest, ListsNameTheirs) {
   const auto x = at::randn({1, 6, 4}), codebook = at::randn({1, 8, 4});
   const auto indices = at::zeros({1, 6, 2}, at::kLong);
   refuses([&] { ops::residual_encode(x, {codebook, kNone}); }, "residual_encode", "codebooks");
+  for (const auto& prepared : {std::vector<torch::Tensor>{kNone},
+                               std::vector<torch::Tensor>{ops::prepare_codes(codebook), kNone}}) {
+    const auto options = ops::ResidualEncodeOptions().prepared(prepared);
+    const std::vector<torch::Tensor> codebooks(prepared.size(), codebook);
+    refuses([&] { ops::residual_encode(x, codebooks, options); }, "residual_encode", "prepared");
+  }
   refuses([&] { ops::residual_decode(indices, {codebook, kNone}); }, "residual_decode",
           "codebooks");
   refuses([&] { ops::residual_commit(x, {codebook, kNone}, indices, std::nullopt, "none", 1); },
