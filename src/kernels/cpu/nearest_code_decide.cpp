@@ -6,28 +6,10 @@
 
 namespace torchvq::kernels {
 
-bool all_finite(const float* values, int64_t count) {
-  return std::all_of(values, values + count, [](float value) { return std::isfinite(value); });
-}
-
-double squared_norm(const float* values, int64_t count) {
-  double sum = 0;
-  for (int64_t i = 0; i < count; ++i) sum += static_cast<double>(values[i]) * values[i];
-  return sum;
-}
-
-double largest_bias(const NearestCodeTask& task) {
-  double largest = 0;
-  for (int64_t k = 0; task.bias && k < task.size; ++k) {
-    if (std::isfinite(task.bias[k]))
-      largest = std::max(largest, std::abs(static_cast<double>(task.bias[k])));
-  }
-  return largest;
-}
-
-void NearestCodeDecision::make_unit(const float** rows, size_t count, size_t first) {
+template <typename T>
+void NearestCodeDecisionOf<T>::make_unit(const T** rows, size_t count, size_t first) {
   if (!task_.cosine) return;
-  float* units[kTogether] = {};
+  T* units[kTogether] = {};
   for (size_t i = 0; i < count; ++i) {
     units[i] = unit_.data() + static_cast<int64_t>(first + i) * task_.dim;
   }
@@ -35,10 +17,11 @@ void NearestCodeDecision::make_unit(const float** rows, size_t count, size_t fir
   std::copy(units, units + count, rows);
 }
 
-size_t NearestCodeDecision::score(const float* x, const std::vector<int32_t>& candidates,
-                                  size_t begin, double* scores) {
+template <typename T>
+size_t NearestCodeDecisionOf<T>::score(const T* x, const std::vector<int32_t>& candidates,
+                                       size_t begin, double* scores) {
   const size_t count = std::min(kTogether, candidates.size() - begin);
-  const float* codes[kTogether] = {};
+  const T* codes[kTogether] = {};
   for (size_t i = 0; i < count; ++i) {
     codes[i] = task_.codebook + candidates[begin + i] * task_.dim;
   }
@@ -48,8 +31,9 @@ size_t NearestCodeDecision::score(const float* x, const std::vector<int32_t>& ca
   return count;
 }
 
-void NearestCodeDecision::decide(const float* x, const std::vector<int32_t>& candidates,
-                                 const std::vector<int32_t>& excluded, int64_t* indices) {
+template <typename T>
+void NearestCodeDecisionOf<T>::decide(const T* x, const std::vector<int32_t>& candidates,
+                                      const std::vector<int32_t>& excluded, int64_t* indices) {
   make_unit(&x, 1, 0);
   double scores[kTogether];
   if (task_.k == 1 && candidates.size() <= kTogether && !candidates.empty()) {
@@ -68,6 +52,9 @@ void NearestCodeDecision::decide(const float* x, const std::vector<int32_t>& can
   std::partial_sort(rivals_.begin(), rivals_.begin() + task_.k, rivals_.end());
   for (int64_t i = 0; i < task_.k; ++i) indices[i] = rivals_[i].second;
 }
+
+template class NearestCodeDecisionOf<float>;
+template class NearestCodeDecisionOf<double>;
 
 float KthLargest::find(const NearestCodeScan& scan, const float* values, int64_t count, int64_t k) {
   constexpr int64_t kStep = 512;

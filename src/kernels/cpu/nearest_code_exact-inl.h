@@ -35,16 +35,16 @@ void unit_row(const T* row, int64_t dim, T* unit) {
   unit_rows_of<1, T>(&row, dim, &unit);
 }
 
-void unit_rows(const float* const* rows, int64_t count, int64_t dim, float* const* units) {
+template <typename T>
+void unit_rows(const T* const* rows, int64_t count, int64_t dim, T* const* units) {
   int64_t i = 0;
-  for (; i + 8 <= count; i += 8) unit_rows_of<8, float>(rows + i, dim, units + i);
-  for (; i + 2 <= count; i += 2) unit_rows_of<2, float>(rows + i, dim, units + i);
-  for (; i < count; ++i) unit_rows_of<1, float>(rows + i, dim, units + i);
+  for (; i + 8 <= count; i += 8) unit_rows_of<8, T>(rows + i, dim, units + i);
+  for (; i + 2 <= count; i += 2) unit_rows_of<2, T>(rows + i, dim, units + i);
+  for (; i < count; ++i) unit_rows_of<1, T>(rows + i, dim, units + i);
 }
 
-template <int count, bool cosine>
-inline void pair_scores_of(const float* row, int64_t dim, const float* const* codes,
-                           double* scores) {
+template <int count, bool cosine, typename T>
+inline void pair_scores_of(const T* row, int64_t dim, const T* const* codes, double* scores) {
   double sum[count] = {};
   for (int64_t d = 0; d < dim; ++d) {
     const double x = row[d];
@@ -57,8 +57,8 @@ inline void pair_scores_of(const float* row, int64_t dim, const float* const* co
   for (int i = 0; i < count; ++i) scores[i] = sum[i];
 }
 
-template <bool cosine>
-void pair_scores_all(const float* row, int64_t dim, const float* const* codes, int64_t count,
+template <bool cosine, typename T>
+void pair_scores_all(const T* row, int64_t dim, const T* const* codes, int64_t count,
                      double* scores) {
   int64_t i = 0;
   for (; i + 8 <= count; i += 8) pair_scores_of<8, cosine>(row, dim, codes + i, scores + i);
@@ -66,9 +66,10 @@ void pair_scores_all(const float* row, int64_t dim, const float* const* codes, i
   for (; i < count; ++i) pair_scores_of<1, cosine>(row, dim, codes + i, scores + i);
 }
 
-void pair_scores(const float* row, int64_t dim, const float* const* codes, int64_t count,
-                 bool cosine, double* scores) {
-  (cosine ? pair_scores_all<true> : pair_scores_all<false>)(row, dim, codes, count, scores);
+template <typename T>
+void pair_scores(const T* row, int64_t dim, const T* const* codes, int64_t count, bool cosine,
+                 double* scores) {
+  (cosine ? pair_scores_all<true, T> : pair_scores_all<false, T>)(row, dim, codes, count, scores);
 }
 
 template <bool cosine>
@@ -110,9 +111,10 @@ NearestCodeExact TORCHVQ_LEVEL_NAME(nearest_code_exact)() {
   NearestCodeExact table;
   table.panel = kWidePanel;
   table.tile_rows = kWideRows;
-  table.unit_rows = unit_rows;
+  table.unit_rows = unit_rows<float>;
   table.unit_row = unit_row<double>;
-  table.pair_scores = pair_scores;
+  table.pair_scores = pair_scores<float>;
+  table.wide = {unit_rows<double>, pair_scores<double>};
   table.score_tile = score_tile;
   return table;
 }

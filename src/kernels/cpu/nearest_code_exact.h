@@ -9,19 +9,24 @@
 
 namespace torchvq::kernels {
 
-struct NearestCodeExact {
-  int32_t panel, tile_rows;  ///< of the float64 scan
-
+template <typename T>
+struct NearestCodePairs {
   /// Rows divided by their norms; a zero row stays zero.
-  void (*unit_rows)(const float* const* rows, int64_t count, int64_t dim, float* const* units);
-  void (*unit_row)(const double* row, int64_t dim, double* unit);
+  void (*unit_rows)(const T* const* rows, int64_t count, int64_t dim, T* const* units);
 
   /// scores[i] = sum_d (c_d^2 / 2 - x_d c_d), or sum_d (-x_d c_d) with `cosine`, c = codes[i],
   /// without bias.
-  void (*pair_scores)(const float* row, int64_t dim, const float* const* codes, int64_t count,
-                      bool cosine, double* scores);
+  void (*pair_scores)(const T* row, int64_t dim, const T* const* codes, int64_t count, bool cosine,
+                      double* scores);
+};
 
-  /// The same for float64 codes in panels (value d of code j of a panel at d * panel + j) and
+struct NearestCodeExact : NearestCodePairs<float> {
+  NearestCodePairs<double> wide;
+
+  int32_t panel, tile_rows;  ///< of the float64 scan
+  void (*unit_row)(const double* row, int64_t dim, double* unit);
+
+  /// As pair_scores, for float64 codes in panels (value d of code j of a panel at d * panel + j) and
   /// tile_rows rows that lie `dim` apart: scores[r * panel_count * panel + position].
   void (*score_tile)(const double* rows, const double* panels, int64_t panel_count, int64_t dim,
                      bool cosine, double* scores);

@@ -8,16 +8,20 @@
 namespace torchvq::kernels {
 namespace {
 
-constexpr int64_t kFewRows = 9;      // above this, nearest_code_unpacked
+constexpr int64_t kFewRows = 9;  // above this, nearest_code_unpacked,
+// which takes no short codes: for these, rows of float64 are few until packing in panels pays.
+constexpr int64_t kFewWideRows = 16, kShortWideCode = 15;
 constexpr int64_t kGrain = 1 << 16;  // products per thread
 constexpr int64_t kCodes = 64;       // in cache while all rows are compared with them
 
+template <typename T>
 class FewRowsSearch {
  public:
-  FewRowsSearch(const NearestCodeTask& task, CpuLevel level, const float* x)
+  FewRowsSearch(const NearestCodeTaskOf<T>& task, CpuLevel level, const T* x)
       : task_(task),
         x_(x),
         scan_(nearest_code_scan(level)),
+        reader_(of_type<T>(scan_)),
         exact_(nearest_code_exact(level)),
         decision_(task, exact_),
         units_(task.cosine ? task.rows * task.dim : 0),
@@ -45,33 +49,37 @@ class FewRowsSearch {
   }
 
  private:
-  /// Whether float32 can represent the rows; makes their unit vectors for the cosine metric.
+  /// Whether float32 scores can represent the rows; makes their unit vectors for the cosine metric.
   bool rows_usable() {
     for (int64_t row = 0; row < task_.rows; ++row) {
-      const float* const values = x_ + row * task_.dim;
-      squares_[row] = squared_norm(values, task_.dim);
-      if (!(squares_[row] < kLargeSquare)) return false;
-      float* const unit = units_.data() + row * task_.dim;
-      if (task_.cosine) exact_.unit_rows(&values, 1, task_.dim, &unit);
+      const T* const values = x_ + row * task_.dim;
+      const double square = squared_norm(values, task_.dim);
+      squares_[row] = square;
+      if (!(square < kLargeSquare)) return false;
+      if (!task_.cosine) continue;
+      if (kWide && square != 0 && square < kLeastWideSquare) return false;  // the norm is lost
+      T* const unit = units_.data() + row * task_.dim;
+      of_type<T>(exact_).unit_rows(&values, 1, task_.dim, &unit);
     }
     return true;
   }
 
   /// Scores of all rows and codes [first, last); false for codes that float32 cannot represent.
   bool score(int64_t first, int64_t last) {
-    const float* const codebook = task_.codebook;
+    const T* const codebook = task_.codebook;
     const int64_t size = task_.size, dim = task_.dim;
-    if (task_.cosine && !scan_.inverse_norms(dim, codebook, size, first, last, inverse_.data()))
+    if (task_.cosine && !reader_.inverse_norms(dim, codebook, size, first, last, inverse_.data()))
       return false;
     for (int64_t row = 0; row < task_.rows; ++row) {
       float* const scores = scores_.data() + row * size;
       if (task_.cosine) {
-        scan_.angle_row(units_.data() + row * dim, dim, codebook, size, first, last,
-                        inverse_.data(), scores);
+        reader_.angle_row(units_.data() + row * dim, dim, codebook, size, first, last,
+                          inverse_.data(), scores);
       } else {
-        scan_.score_row(x_ + row * dim, dim, codebook, size, first, last, scores);
+        reader_.score_row(x_ + row * dim, dim, codebook, size, first, last, scores);
       }
-      for (int64_t k = first; task_.bias && k < last; ++k) scores[k] -= task_.bias[k];
+      for (int64_t k = first; task_.bias && k < last; ++k)
+        scores[k] -= static_cast<float>(task_.bias[k]);
     }
     return true;
   }
@@ -98,26 +106,39 @@ class FewRowsSearch {
     return true;
   }
 
-  const NearestCodeTask& task_;
-  const float* x_;
+  static constexpr bool kWide = std::is_same_v<T, double>;
+
+  const NearestCodeTaskOf<T>& task_;
+  const T* x_;
   NearestCodeScan scan_;
+  const NearestCodeReader<T>& reader_;
   NearestCodeExact exact_;
-  NearestCodeDecision decision_;
-  double squares_[kFewRows] = {};  ///< squared norms of the rows
-  AlignedBuffer<float> units_, inverse_, scores_;
+  NearestCodeDecisionOf<T> decision_;
+  double squares_[kFewWideRows] = {};  ///< squared norms of the rows
+  AlignedBuffer<T> units_, inverse_;
+  AlignedBuffer<float> scores_;
   KthLargest kth_largest_;
   std::vector<int32_t> candidates_;
 };
 
 }  // namespace
 
-bool has_few_rows(const NearestCodeTask& task) {
-  return task.rows <= kFewRows && task.dim < (1 << 20);
+template <typename T>
+bool has_few_rows(const NearestCodeTaskOf<T>& task) {
+  const bool more = std::is_same_v<T, double> && task.dim <= kShortWideCode;
+  return task.rows <= (more ? kFewWideRows : kFewRows) && task.dim < (1 << 20);
 }
+template bool has_few_rows(const NearestCodeTaskOf<float>& task);
+template bool has_few_rows(const NearestCodeTaskOf<double>& task);
 
-bool nearest_code_few_rows(const NearestCodeTask& task, CpuLevel level,
-                           const ParallelFor& parallel_for, const float* x, int64_t* indices) {
-  return FewRowsSearch(task, level, x).search(parallel_for, indices);
+template <typename T>
+bool nearest_code_few_rows(const NearestCodeTaskOf<T>& task, CpuLevel level,
+                           const ParallelFor& parallel_for, const T* x, int64_t* indices) {
+  return FewRowsSearch<T>(task, level, x).search(parallel_for, indices);
 }
+template bool nearest_code_few_rows(const NearestCodeTaskOf<float>&, CpuLevel, const ParallelFor&,
+                                    const float*, int64_t*);
+template bool nearest_code_few_rows(const NearestCodeTaskOf<double>&, CpuLevel, const ParallelFor&,
+                                    const double*, int64_t*);
 
 }  // namespace torchvq::kernels

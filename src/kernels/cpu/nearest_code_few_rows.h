@@ -7,12 +7,14 @@
 namespace torchvq::kernels {
 
 /// Whether nearest_code_few_rows supports `task`.
-bool has_few_rows(const NearestCodeTask& task);
+template <typename T>
+bool has_few_rows(const NearestCodeTaskOf<T>& task);
 
 /// Writes the k nearest codes of task.rows rows of x (rows, dim). Returns false, with
 /// indices unspecified, if a row or the codebook needs the full search: not finite,
 /// or too large for float32.
-bool nearest_code_few_rows(const NearestCodeTask& task, CpuLevel level,
-                           const ParallelFor& parallel_for, const float* x, int64_t* indices);
+template <typename T>
+bool nearest_code_few_rows(const NearestCodeTaskOf<T>& task, CpuLevel level,
+                           const ParallelFor& parallel_for, const T* x, int64_t* indices);
 
 }  // namespace torchvq::kernels

@@ -20,12 +20,13 @@ constexpr int64_t kLongestOwnError = 1 << 20;  // beyond, an error may not be a 
 constexpr int64_t kRowsWorthCoarse = 192;  // for fewer, packing the codes twice does not pay off
 constexpr int64_t kFewestCoarse = 24, kMostCoarse = 1 << 14;  // dimensions
 constexpr int64_t kFewestTiled = 65;  // dimensions: a single tile of depth costs more than it saves
-constexpr double kWide = 4;  // norms beyond this many medians get error bounds of their own
+constexpr double kDistant = 4;  // norms beyond this many medians get error bounds of their own
 
 /// Finds repeated codes: equal values (0 equals -0) and equal bias.
+template <typename T>
 class SeenCodes {
  public:
-  SeenCodes(const NearestCodeTask& task, int64_t size) : task_(task) {
+  SeenCodes(const NearestCodeTaskOf<T>& task, int64_t size) : task_(task) {
     size_t capacity = 16;
     while (capacity < 2 * static_cast<size_t>(size)) capacity *= 2;
     slots_.assign(capacity, -1);
@@ -43,17 +44,17 @@ class SeenCodes {
 
  private:
   bool equal(int32_t a, int32_t b) const {
-    const float* left = task_.codebook + a * task_.dim;
+    const T* left = task_.codebook + a * task_.dim;
     return std::equal(left, left + task_.dim, task_.codebook + b * task_.dim) &&
            (task_.bias == nullptr || task_.bias[a] == task_.bias[b]);
   }
 
-  const NearestCodeTask& task_;
+  const NearestCodeTaskOf<T>& task_;
   std::vector<int32_t> slots_;
 };
 
-CpuLevel screening_level(const NearestCodeTask& task, CpuLevel level) {
-  return task.dim < kFewestTiled ? std::min(level, CpuLevel::kAvx512) : level;
+CpuLevel screening_level(int64_t dim, CpuLevel level) {
+  return dim < kFewestTiled ? std::min(level, CpuLevel::kAvx512) : level;
 }
 
 double median(std::vector<double> values) {
@@ -64,10 +65,12 @@ double median(std::vector<double> values) {
 
 }  // namespace
 
-NearestCodeSearch::NearestCodeSearch(const NearestCodeTask& task, CpuLevel level,
-                                     const ParallelFor& parallel_for)
+template <typename T>
+NearestCodeSearchOf<T>::NearestCodeSearchOf(const NearestCodeTaskOf<T>& task, CpuLevel level,
+                                            const ParallelFor& parallel_for)
     : task_(task),
-      scan_(nearest_code_scan(screening_level(task, level))),
+      level_(level),
+      scan_(nearest_code_scan(screening_level(task.dim, level))),
       exact_(nearest_code_exact(level)),
       // Codes that compete in groups cost one exact decision of the winner's group per row, and save
       // three operations per vector of codes.
@@ -80,7 +83,8 @@ NearestCodeSearch::NearestCodeSearch(const NearestCodeTask& task, CpuLevel level
   make_coarse();
 }
 
-void NearestCodeSearch::make_coarse() {
+template <typename T>
+void NearestCodeSearchOf<T>::make_coarse() {
   const auto count = static_cast<int64_t>(codes_.screened.size());
   const bool wanted = task_.k == 1 && task_.rows >= kRowsWorthCoarse && !own_errors_ &&
                       task_.dim >= kFewestCoarse && task_.dim <= kMostCoarse && count > 0;
@@ -95,22 +99,29 @@ void NearestCodeSearch::make_coarse() {
   coarse_pays_.store(true, std::memory_order_relaxed);
 }
 
-void NearestCodeSearch::classify(const ParallelFor& parallel_for) {
-  std::vector<float> squares(static_cast<size_t>(task_.size));
+/// Whether float32 can represent the scores of a finite code, of whose values this is the sum of squares.
+template <typename T>
+bool NearestCodeSearchOf<T>::screenable(int64_t code, T square) const {
+  if (!task_.cosine) return square < kLargeSquare;
+  if (kWide) return square == 0 || (square > kLeastWideSquare && square < kMostWideSquare);
+  return square < kLargeSquare || all_finite(task_.codebook + code * task_.dim, task_.dim);
+}
+
+template <typename T>
+void NearestCodeSearchOf<T>::classify(const ParallelFor& parallel_for) {
+  std::vector<T> squares(static_cast<size_t>(task_.size));
   std::vector<uint32_t> hash(static_cast<size_t>(task_.size));
   parallel_for(task_.size, 1 + 4 * kPackGrain / task_.dim, [&](int64_t begin, int64_t end) {
-    scan_.code_facts(code_list({}), begin, end, squares.data(), hash.data());
+    reader().code_facts(code_list({}), begin, end, squares.data(), hash.data());
   });
   // The lowest index of equal codes wins anyway; keeping the others would make
   // every row near them a tie.
   const bool unique = task_.k == 1 && task_.rows >= kRowsWorthUniqueness;
-  SeenCodes seen(task_, unique ? task_.size : 0);
+  SeenCodes<T> seen(task_, unique ? task_.size : 0);
   codes_.screened.reserve(static_cast<size_t>(task_.size));
   for (int32_t k = 0; k < task_.size; ++k) {
-    const float bias = task_.bias ? task_.bias[k] : 0.0f;
-    const bool small = squares[k] < kLargeSquare ||
-                       (task_.cosine && all_finite(task_.codebook + k * task_.dim, task_.dim));
-    if (small && std::abs(bias) < kLargeSquare) {
+    const T bias = task_.bias ? task_.bias[k] : T(0);
+    if (screenable(k, squares[k]) && std::abs(bias) < kLargeSquare) {
       if (!unique || seen.insert(k, hash[k])) codes_.screened.push_back(k);
     } else if (!std::isfinite(bias) || !all_finite(task_.codebook + k * task_.dim, task_.dim)) {
       codes_.excluded.push_back(k);
@@ -120,23 +131,26 @@ void NearestCodeSearch::classify(const ParallelFor& parallel_for) {
   }
 }
 
-CodeList NearestCodeSearch::code_list(const std::vector<int32_t>& codes) const {
+template <typename T>
+CodeListOf<T> NearestCodeSearchOf<T>::code_list(const std::vector<int32_t>& codes) const {
   return {task_.codebook, task_.codebook + task_.size * task_.dim, task_.dim, codes.data(),
           static_cast<int64_t>(codes.size())};
 }
 
-void NearestCodeSearch::average(const std::vector<int32_t>& codes) {
+template <typename T>
+void NearestCodeSearchOf<T>::average(const std::vector<int32_t>& codes) {
   std::fill_n(center_.data(), task_.dim, 0.0f);
   const auto count = static_cast<int64_t>(codes.size());
   if (count == 0) return;
-  scan_.add_codes(code_list(codes), 0, count, center_.data());
+  reader().add_codes(code_list(codes), 0, count, center_.data());
   // Any centre is correct; the mean keeps the bound small.
   const float scale = 1.0f / static_cast<float>(count);
   for (int64_t d = 0; d < task_.dim; ++d) center_[d] *= scale;
 }
 
-void NearestCodeSearch::pack_panels(int64_t depth, const ParallelFor& parallel_for) {
-  const CodeList codes = code_list(codes_.screened);
+template <typename T>
+void NearestCodeSearchOf<T>::pack_panels(int64_t depth, const ParallelFor& parallel_for) {
+  const CodeListOf<T> codes = code_list(codes_.screened);
   depth_ = depth;
   panel_count_ = (codes.count + scan_.panel - 1) / scan_.panel;
   if (panels_.size() < panel_count_ * scan_.panel * depth) {
@@ -146,16 +160,17 @@ void NearestCodeSearch::pack_panels(int64_t depth, const ParallelFor& parallel_f
   parallel_for(panel_count_, 1 + kPackGrain / (scan_.panel * depth),
                [&](int64_t begin, int64_t end) {
                  if (task_.cosine) {
-                   scan_.pack_unit_codes(codes, center_.data(), depth, begin, end, panels_.data(),
-                                         squares_.data());
+                   reader().pack_unit_codes(codes, center_.data(), depth, begin, end,
+                                            panels_.data(), squares_.data());
                  } else {
-                   scan_.pack_codes(codes, center_.data(), depth, begin, end, panels_.data(),
-                                    squares_.data());
+                   reader().pack_codes(codes, center_.data(), depth, begin, end, panels_.data(),
+                                       squares_.data());
                  }
                });
 }
 
-void NearestCodeSearch::pack(const ParallelFor& parallel_for) {
+template <typename T>
+void NearestCodeSearchOf<T>::pack(const ParallelFor& parallel_for) {
   const auto& screened = codes_.screened;
   if (!task_.cosine) average(screened);
   pack_panels(task_.dim, parallel_for);
@@ -166,23 +181,24 @@ void NearestCodeSearch::pack(const ParallelFor& parallel_for) {
   const auto largest = [&] { return *std::max_element(squares_.data(), end()); };
   const double mean =
       std::accumulate(squares_.data(), end(), 0.0) / static_cast<double>(screened.size());
-  if (largest() <= kWide * kWide * mean) return;
+  if (largest() <= kDistant * kDistant * mean) return;
   double middle = median(squares());
   // A few distant codes would pull the centre towards them and loosen the bound of all codes.
   for (int round = 0; round < 2 && largest() > kFar * kFar * middle; ++round) {
     std::vector<int32_t> near;
     for (size_t p = 0; p < screened.size(); ++p) {
-      if (squares_[p] <= kWide * kWide * middle) near.push_back(screened[p]);
+      if (squares_[p] <= kDistant * kDistant * middle) near.push_back(screened[p]);
     }
     average(near);
     pack_panels(task_.dim, parallel_for);
     middle = median(squares());
   }
-  own_errors_ = largest() > kWide * kWide * middle && task_.dim < kLongestOwnError;
+  own_errors_ = largest() > kDistant * kDistant * middle && task_.dim < kLongestOwnError;
   if (own_errors_) pack_panels(task_.dim + 1, parallel_for);
 }
 
-void NearestCodeSearch::bound_scores() {
+template <typename T>
+void NearestCodeSearchOf<T>::bound_scores() {
   const auto count = static_cast<int64_t>(codes_.screened.size());
   double shift = 0, largest = 0, offset = 0;
   for (int64_t d = 0; d < task_.dim; ++d) shift += static_cast<double>(center_[d]) * center_[d];
@@ -217,7 +233,8 @@ void NearestCodeSearch::bound_scores() {
   bound_set_aside();
 }
 
-void NearestCodeSearch::bound_set_aside() {
+template <typename T>
+void NearestCodeSearchOf<T>::bound_set_aside() {
   for (const auto k : codes_.set_aside) {
     double square = 0;
     for (int64_t d = 0; d < task_.dim && !task_.cosine; ++d) {
@@ -228,5 +245,10 @@ void NearestCodeSearch::bound_set_aside() {
     set_aside_bias_ = std::min(set_aside_bias_, task_.bias_of(k));
   }
 }
+
+template NearestCodeSearchOf<float>::NearestCodeSearchOf(const NearestCodeTaskOf<float>&, CpuLevel,
+                                                         const ParallelFor&);
+template NearestCodeSearchOf<double>::NearestCodeSearchOf(const NearestCodeTaskOf<double>&,
+                                                          CpuLevel, const ParallelFor&);
 
 }  // namespace torchvq::kernels

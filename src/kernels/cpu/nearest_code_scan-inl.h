@@ -178,12 +178,12 @@ NearestCodeScan TORCHVQ_LEVEL_NAME(nearest_code_scan)() {
   table.vectors = kVectors;
   table.panel = kPanel;
   table.tile_rows = kTileRows;
-  table.code_facts = code_facts;
-  table.add_codes = add_codes;
-  table.pack_codes = pack_codes;
+  set_packing<float>(table);
   table.pack_unit_codes = pack_unit_codes;
-  table.pack_rows = pack_rows;
   table.pack_unit_rows = pack_unit_rows;
+  set_packing<double>(table.wide);
+  table.wide.pack_unit_codes = pack_unit_wide_codes;
+  table.wide.pack_unit_rows = pack_unit_wide_rows;
   table.scan = scan;
   table.state_bytes = state_bytes;
   table.rivals = rivals;
@@ -191,7 +191,8 @@ NearestCodeScan TORCHVQ_LEVEL_NAME(nearest_code_scan)() {
   table.largest = largest;
   table.at_least = places_reaching<Side::kAtLeast>;
   set_coarse(table);
-  set_few_rows(table);
+  set_few_rows<float>(table);
+  set_few_rows<double>(table.wide);
   set_unpacked(table);
   return table;
 }

@@ -14,6 +14,9 @@
 
 namespace torchvq::kernels {
 
+/// Between these squared norms of float64 vectors nothing is lost to underflow or overflow.
+constexpr double kLeastWideSquare = 1e-280, kMostWideSquare = 1e300;
+
 struct ScanResult {
   float best;        ///< largest score
   float runner_up;   ///< largest score of any other code (with groups: outside the winner's group)
@@ -22,12 +25,14 @@ struct ScanResult {
 
 /// `count` codes of a codebook that ends at `end`, by ascending `index`; position p of the
 /// panels holds code index[p].
-struct CodeList {
-  const float *codebook, *end;
+template <typename T>
+struct CodeListOf {
+  const T *codebook, *end;
   int64_t dim;
   const int32_t* index;
   int64_t count;
 };
+using CodeList = CodeListOf<float>;
 
 /// Codes [first, first + count) of a codebook, unpacked. The score of a row is <row, code> * scale
 /// + (norm of the row) * slope - offset, which includes its error and so is an upper bound.
@@ -43,33 +48,53 @@ struct UnpackedRows {
   int64_t count;
 };
 
-struct NearestCodeScan {
-  int32_t lanes, vectors, panel, tile_rows;
-
+/// What reads rows and codes as they are given. Those of float64 become float32 when they are packed: one
+/// more rounding of each value, after the centre was subtracted. Unpacked ones are compared in float64, and
+/// their scores are rounded.
+template <typename T>
+struct NearestCodeReader {
   /// For each code k in [begin, end), ignoring `index`: its sum of squares (infinity or NaN if it
   /// is not finite or overflows) and a hash of its values that is the same for -0 and 0.
-  void (*code_facts)(const CodeList& codes, int64_t begin, int64_t end, float* squares,
+  void (*code_facts)(const CodeListOf<T>& codes, int64_t begin, int64_t end, T* squares,
                      uint32_t* hash);
 
   /// sum[d] += sum over positions [begin, end) of the codes' values.
-  void (*add_codes)(const CodeList& codes, int64_t begin, int64_t end, float* sum);
+  void (*add_codes)(const CodeListOf<T>& codes, int64_t begin, int64_t end, float* sum);
 
   /// Packs codes minus `center`, which is readable up to a multiple of `lanes`, into panels [begin,
   /// end). squares[position] is set to the squared norm of the packed code, and to 0 for padding.
-  void (*pack_codes)(const CodeList& codes, const float* center, int64_t depth, int64_t begin,
+  void (*pack_codes)(const CodeListOf<T>& codes, const float* center, int64_t depth, int64_t begin,
                      int64_t end, float* panels, double* squares);
   /// The same for unit codes as the contract defines them; `zero` is a center of zeros.
-  void (*pack_unit_codes)(const CodeList& codes, const float* zero, int64_t depth, int64_t begin,
-                          int64_t end, float* panels, double* squares);
+  void (*pack_unit_codes)(const CodeListOf<T>& codes, const float* zero, int64_t depth,
+                          int64_t begin, int64_t end, float* panels, double* squares);
 
   /// Packs rows[r] minus `center` for r < count, at most tile_rows. squares[r] is set to the
   /// squared norm of the packed row, not finite if the difference is not; such a row is packed as
   /// zeros. With depth > dim the norm, rounded up, is appended.
-  void (*pack_rows)(const float* const* rows, int64_t count, int64_t dim, const float* center,
+  void (*pack_rows)(const T* const* rows, int64_t count, int64_t dim, const float* center,
                     int64_t depth, float* packed, double* squares);
-  /// The same for unit rows as the contract defines them, without a centre.
-  void (*pack_unit_rows)(const float* const* rows, int64_t count, int64_t dim, int64_t depth,
+  /// The same for unit rows as the contract defines them, without a centre; of float64, not finite if
+  /// the squared norm is lost to underflow.
+  void (*pack_unit_rows)(const T* const* rows, int64_t count, int64_t dim, int64_t depth,
                          float* packed, double* squares);
+
+  /// scores[k] = -||row - code k||^2 for k in [begin, end) of an unpacked codebook of `size` codes.
+  /// For few rows, where packing would cost more than the scan.
+  void (*score_row)(const T* row, int64_t dim, const T* codebook, int64_t size, int64_t begin,
+                    int64_t end, float* scores);
+  /// inverse[k] = 1 / ||code k||, and scores[k] = <row, code k> inverse[k]. The first returns false if a norm is not
+  /// finite, or so small or large that its square is lost.
+  bool (*inverse_norms)(int64_t dim, const T* codebook, int64_t size, int64_t begin, int64_t end,
+                        T* inverse);
+  void (*angle_row)(const T* row, int64_t dim, const T* codebook, int64_t size, int64_t begin,
+                    int64_t end, const T* inverse, float* scores);
+};
+
+struct NearestCodeScan : NearestCodeReader<float> {
+  NearestCodeReader<double> wide;
+
+  int32_t lanes, vectors, panel, tile_rows;
 
   /// Scans packed rows against all panels. `state` is scratch memory of state_bytes(row_count),
   /// aligned to 64 bytes. With groups, codes that share panel and lane compete as one.
@@ -103,17 +128,6 @@ struct NearestCodeScan {
                         float scale, int32_t* to);
   void (*coarse_rows)(const float* rows, int64_t row_count, int64_t dim, int64_t depth,
                       const float* scales, int32_t* to, float* errors);
-
-  /// scores[k] = -||row - code k||^2 for k in [begin, end) of an unpacked codebook of `size` codes.
-  /// For few rows, where packing would cost more than the scan.
-  void (*score_row)(const float* row, int64_t dim, const float* codebook, int64_t size,
-                    int64_t begin, int64_t end, float* scores);
-  /// inverse[k] = 1 / ||code k||, and scores[k] = <row, code k> inverse[k]. The first returns false if a norm is not
-  /// finite, or so small or large that float32 loses its square.
-  bool (*inverse_norms)(int64_t dim, const float* codebook, int64_t size, int64_t begin,
-                        int64_t end, float* inverse);
-  void (*angle_row)(const float* row, int64_t dim, const float* codebook, int64_t size,
-                    int64_t begin, int64_t end, const float* inverse, float* scores);
 
   /// For some hundred rows: scans a range of codes and keeps the best of each row in `state`, of
   /// state_bytes(panels * vectors). Positions are indices of codes.

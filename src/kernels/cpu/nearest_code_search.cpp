@@ -17,8 +17,9 @@ int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step
 }  // namespace
 
 /// Rows that are searched together, and their scratch memory; one per call of search().
-struct NearestCodeSearch::Block {
-  Block(const NearestCodeSearch& search, int64_t rows)
+template <typename T>
+struct NearestCodeSearchOf<T>::Block {
+  Block(const NearestCodeSearchOf& search, int64_t rows)
       : packed(rows * search.depth_),
         state(search.task_.k == 1 ? search.scan_.state_bytes(rows) : 0),
         coarse(search.coarse_.size() > 0
@@ -35,7 +36,7 @@ struct NearestCodeSearch::Block {
         results(static_cast<size_t>(rows)),
         places(static_cast<size_t>(search.panel_count_ * search.scan_.panel)) {}
 
-  const float* x = nullptr;  ///< (count, dim), as given
+  const T* x = nullptr;  ///< (count, dim), as given
   int64_t count = 0;
   int64_t* indices = nullptr;  ///< (count, k)
 
@@ -45,8 +46,8 @@ struct NearestCodeSearch::Block {
   bool coarsely = false;           ///< whether the block was scanned coarsely
   AlignedBuffer<float> open_rows;  ///< packed rows of `open`
   AlignedBuffer<float> scores;
-  NearestCodeDecision decision;
-  std::vector<const float*> pointers;
+  NearestCodeDecisionOf<T> decision;
+  std::vector<const T*> pointers;
   std::vector<float> scales, units, errors;  ///< of coarse rows
   std::vector<double>
       norms;  ///< of the packed rows, rounded up; negative if the row cannot be screened
@@ -55,12 +56,13 @@ struct NearestCodeSearch::Block {
   std::vector<int64_t>
       open;  ///< rows whose winner is not certain, and what a candidate's score must reach
   std::vector<double> limits;
-  const float* opened = nullptr;  ///< the row that was opened last, in this block or an earlier one
+  const T* opened = nullptr;  ///< the row that was opened last, in this block or an earlier one
   const int64_t* opened_index = nullptr;                     ///< where its index is written
   std::vector<std::pair<int64_t, const int64_t*>> repeated;  ///< rows equal to it, and its index
   std::vector<int32_t> candidates;  ///< codes among which to decide, in order of index
   std::vector<float> floors;        ///< scores minus their errors
   KthLargest kth_largest;
+  std::vector<int64_t> left;  ///< rows of float64 for NearestCodeWideSearch
 };
 
 namespace {
@@ -69,24 +71,61 @@ constexpr int64_t kBlockValues =
     24576;  // packed rows that stay in the second-level cache beside a panel
 constexpr int64_t kBlockRows = 96;  // running bests that stay in the first-level cache
 
+/// A pair of float64 takes some four times as long as in a tile: as large a share of the codes is left.
+constexpr int64_t kSharePairs = 4;
 constexpr int64_t kTrial = 8;  // with so few open rows it is too early to judge
 
 }  // namespace
 
-void NearestCodeSearch::search(const float* x, int64_t count, int64_t* indices) const {
+template <typename T>
+void NearestCodeSearchOf<T>::search(const T* x, int64_t count, int64_t* indices) const {
   if (count == 0) return;
   const int64_t tile = scan_.tile_rows;
   const int64_t most = std::clamp(kBlockValues / depth_ / tile * tile, 2 * tile, kBlockRows);
   Block block(*this, std::min(most, round_up(count, tile)));
-  for (int64_t begin = 0; begin < count; begin += most) {
+  int64_t begin = 0;
+  for (; begin < count && screening_pays_.load(std::memory_order_relaxed); begin += most) {
     block.x = x + begin * task_.dim;
     block.count = std::min(most, count - begin);
     block.indices = indices + begin * task_.k;
     search_block(block);
   }
+  if constexpr (kWide) {
+    if (begin < count)
+      wide().search(x + begin * task_.dim, count - begin, indices + begin * task_.k);
+  }
 }
 
-void NearestCodeSearch::search_block(Block& block) const {
+template <typename T>
+const NearestCodeWideSearch& NearestCodeSearchOf<T>::wide() const {
+  std::call_once(packs_wide_, [&] {
+    if constexpr (kWide) wide_ = std::make_unique<NearestCodeWideSearch>(task_, level_);
+  });
+  return *wide_;
+}
+
+/// Searches the rows that screening did not bring down to a few candidates.
+template <typename T>
+void NearestCodeSearchOf<T>::search_left(Block& block) const {
+  const auto count = static_cast<int64_t>(block.left.size());
+  if (count == 0) return;
+  if constexpr (kWide) {
+    AlignedBuffer<double> rows(count * task_.dim);
+    std::vector<int64_t> found(static_cast<size_t>(count * task_.k));
+    for (int64_t i = 0; i < count; ++i) {
+      std::copy_n(block.x + block.left[i] * task_.dim, task_.dim, rows.data() + i * task_.dim);
+    }
+    wide().search(rows.data(), count, found.data());
+    for (int64_t i = 0; i < count; ++i) {
+      std::copy_n(found.data() + i * task_.k, task_.k, block.indices + block.left[i] * task_.k);
+    }
+  }
+  block.left.clear();
+  if (count > kTrial + block.count / 3) screening_pays_.store(false, std::memory_order_relaxed);
+}
+
+template <typename T>
+void NearestCodeSearchOf<T>::search_block(Block& block) const {
   pack_block(block);
   if (static_cast<int64_t>(codes_.screened.size()) < task_.k) {
     for (int64_t row = 0; row < block.count; ++row) {
@@ -97,19 +136,23 @@ void NearestCodeSearch::search_block(Block& block) const {
   } else {
     search_several(block);
   }
+  search_left(block);
+  settle_repeated(block);
 }
 
-void NearestCodeSearch::pack_block(Block& block) const {
+template <typename T>
+void NearestCodeSearchOf<T>::pack_block(Block& block) const {
   const int64_t padded = round_up(block.count, scan_.tile_rows);
   for (int64_t r = 0; r < block.count; ++r) block.pointers[r] = block.x + r * task_.dim;
   for (int64_t r = 0; r < block.count; r += scan_.tile_rows) {
     const int64_t count = std::min<int64_t>(scan_.tile_rows, block.count - r);
     float* packed = block.packed.data() + r * depth_;
     if (task_.cosine) {
-      scan_.pack_unit_rows(&block.pointers[r], count, task_.dim, depth_, packed, &block.norms[r]);
+      reader().pack_unit_rows(&block.pointers[r], count, task_.dim, depth_, packed,
+                              &block.norms[r]);
     } else {
-      scan_.pack_rows(&block.pointers[r], count, task_.dim, center_.data(), depth_, packed,
-                      &block.norms[r]);
+      reader().pack_rows(&block.pointers[r], count, task_.dim, center_.data(), depth_, packed,
+                         &block.norms[r]);
     }
   }
   for (int64_t r = 0; r < block.count; ++r) {
@@ -120,7 +163,8 @@ void NearestCodeSearch::pack_block(Block& block) const {
   std::fill_n(block.packed.data() + block.count * depth_, (padded - block.count) * depth_, 0.0f);
 }
 
-void NearestCodeSearch::search_nearest(Block& block) const {
+template <typename T>
+void NearestCodeSearchOf<T>::search_nearest(Block& block) const {
   block.coarsely = coarse_pays_.load(std::memory_order_relaxed);
   if (block.coarsely) {
     scan_coarsely(block);
@@ -137,7 +181,6 @@ void NearestCodeSearch::search_nearest(Block& block) const {
     if (static_cast<int64_t>(block.open.size()) == scan_.tile_rows) settle_open_rows(block);
   }
   settle_open_rows(block);
-  settle_repeated(block);
   if (opened > kTrial + block.count / 3) {
     (block.coarsely ? coarse_pays_ : scan_pays_).store(false, std::memory_order_relaxed);
   }
@@ -145,7 +188,8 @@ void NearestCodeSearch::search_nearest(Block& block) const {
 
 /// Scales each row to the same norm, so that its error is bounded by its own
 /// norm and not by the largest.
-void NearestCodeSearch::scan_coarsely(Block& block) const {
+template <typename T>
+void NearestCodeSearchOf<T>::scan_coarsely(Block& block) const {
   const int64_t padded = round_up(block.count, scan_.tile_rows);
   coarse_units(block.norms.data(), block.count, padded, coarse_scale_, block.scales.data(),
                block.units.data());
@@ -156,22 +200,26 @@ void NearestCodeSearch::scan_coarsely(Block& block) const {
                     block.state.data(), block.results.data());
 }
 
-double NearestCodeSearch::reach(int64_t position, const Block& block, int64_t row) const {
+template <typename T>
+double NearestCodeSearchOf<T>::reach(int64_t position, const Block& block, int64_t row) const {
   const auto& error = errors_[position];
   return kReach * (error.slope * block.norms[row] + error.intercept);
 }
 
-bool NearestCodeSearch::set_aside_may_win(double norm, double limit) const {
+template <typename T>
+bool NearestCodeSearchOf<T>::set_aside_may_win(double norm, double limit) const {
   if (codes_.set_aside.empty()) return false;
+  if (kWide && task_.cosine) return true;  // underflow may have made a unit code longer than 1
   // <x, c> - ||c||^2 / 2 is at most ||x|| ||c|| - ||c||^2 / 2, which falls once ||c|| exceeds
-  // ||x||.
+  // ||x||. Of float64 it may be infinite: such a code cannot win, and NaN below says so.
   const double length = std::max(norm, set_aside_norm_);
   const double score = (task_.cosine ? 1.0 : norm * length - length * length / 2) - set_aside_bias_;
   return score + std::abs(score) * 1e-6 >= limit;
 }
 
 /// Settles a row that screening could not bound, or that is zero; returns false for all others.
-bool NearestCodeSearch::settle_special(int64_t row, Block& block) const {
+template <typename T>
+bool NearestCodeSearchOf<T>::settle_special(int64_t row, Block& block) const {
   if (block.norms[row] == 0 && task_.cosine && task_.bias == nullptr && task_.k == 1) {
     // Such as padding: its angle to every code is the same, and the first code wins the tie.
     const bool none = codes_.screened.empty() && codes_.set_aside.empty();
@@ -182,7 +230,7 @@ bool NearestCodeSearch::settle_special(int64_t row, Block& block) const {
     return true;
   }
   if (block.norms[row] >= 0) return false;
-  const float* x = block.x + row * task_.dim;
+  const T* x = block.x + row * task_.dim;
   if (all_finite(x, task_.dim)) {
     decide_among_all(row, block);
   } else {
@@ -191,7 +239,8 @@ bool NearestCodeSearch::settle_special(int64_t row, Block& block) const {
   return true;
 }
 
-void NearestCodeSearch::settle_winner(int64_t row, Block& block) const {
+template <typename T>
+void NearestCodeSearchOf<T>::settle_winner(int64_t row, Block& block) const {
   const auto& result = block.results[row];
   const bool groups = groups_ && !block.coarsely;
   const int64_t members = groups ? scan_.vectors : 1;
@@ -233,8 +282,9 @@ void NearestCodeSearch::settle_winner(int64_t row, Block& block) const {
 
 /// Settles a close call for tokens that are all the same, such as padding or silence, once for all of
 /// them; returns false for a row of another token.
-bool NearestCodeSearch::repeats_opened(int64_t row, Block& block) const {
-  const size_t bytes = sizeof(float) * static_cast<size_t>(task_.dim);
+template <typename T>
+bool NearestCodeSearchOf<T>::repeats_opened(int64_t row, Block& block) const {
+  const size_t bytes = sizeof(T) * static_cast<size_t>(task_.dim);
   if (block.opened == nullptr || task_.k > 1 ||
       std::memcmp(block.opened, block.x + row * task_.dim, bytes) != 0) {
     return false;
@@ -243,18 +293,21 @@ bool NearestCodeSearch::repeats_opened(int64_t row, Block& block) const {
   return true;
 }
 
-void NearestCodeSearch::open(int64_t row, Block& block) const {
+template <typename T>
+void NearestCodeSearchOf<T>::open(int64_t row, Block& block) const {
   block.opened = block.x + row * task_.dim;
   block.opened_index = block.indices + row;
 }
 
-void NearestCodeSearch::settle_repeated(Block& block) {
+template <typename T>
+void NearestCodeSearchOf<T>::settle_repeated(Block& block) {
   for (const auto& [row, index] : block.repeated) block.indices[row] = *index;
   block.repeated.clear();
 }
 
 /// Settles a close call if the scan has kept the positions of all rivals; otherwise returns false.
-bool NearestCodeSearch::settle_rivals(int64_t row, double limit, Block& block) const {
+template <typename T>
+bool NearestCodeSearchOf<T>::settle_rivals(int64_t row, double limit, Block& block) const {
   const int64_t found =
       scan_.rivals(block.state.data(), row, round_down(limit), block.places.data());
   if (found < 0) return false;
@@ -266,7 +319,8 @@ bool NearestCodeSearch::settle_rivals(int64_t row, double limit, Block& block) c
   return true;
 }
 
-void NearestCodeSearch::settle_open_rows(Block& block) const {
+template <typename T>
+void NearestCodeSearchOf<T>::settle_open_rows(Block& block) const {
   if (block.open.empty()) return;
   const auto count = static_cast<int64_t>(block.open.size());
   std::fill_n(block.open_rows.data() + count * depth_, (scan_.tile_rows - count) * depth_, 0.0f);
@@ -283,7 +337,8 @@ void NearestCodeSearch::settle_open_rows(Block& block) const {
   block.limits.clear();
 }
 
-void NearestCodeSearch::search_several(Block& block) const {
+template <typename T>
+void NearestCodeSearchOf<T>::search_several(Block& block) const {
   for (int64_t first = 0; first < block.count; first += scan_.tile_rows) {
     scan_.score(block.packed.data() + first * depth_, panels_.data(), half_norms_.data(),
                 panel_count_, depth_, block.scores.data());
@@ -300,12 +355,12 @@ void NearestCodeSearch::search_several(Block& block) const {
       if (block.candidates.size() > 1) open(row, block);
     }
   }
-  settle_repeated(block);
 }
 
 /// Limit that the score of one of the k best codes must reach: the k-th largest of scores minus
 /// their errors, which k codes are certain to reach.
-double NearestCodeSearch::limit_of_best(const float* scores, int64_t row, Block& block) const {
+template <typename T>
+double NearestCodeSearchOf<T>::limit_of_best(const float* scores, int64_t row, Block& block) const {
   const auto count = static_cast<int64_t>(codes_.screened.size());
   if (!own_errors_) {
     return block.kth_largest.find(scan_, scores, count, task_.k) - reach(0, block, row);
@@ -316,17 +371,27 @@ double NearestCodeSearch::limit_of_best(const float* scores, int64_t row, Block&
   return block.kth_largest.find(scan_, block.floors.data(), count, task_.k);
 }
 
-void NearestCodeSearch::decide_among(const float* scores, double limit, int64_t row,
-                                     Block& block) const {
+template <typename T>
+void NearestCodeSearchOf<T>::decide_among(const float* scores, double limit, int64_t row,
+                                          Block& block) const {
   const auto count = static_cast<int64_t>(codes_.screened.size());
   const int64_t found = scan_.at_least(scores, count, round_down(limit), block.places.data());
   block.candidates.clear();
   for (int64_t i = 0; i < found; ++i) block.candidates.push_back(codes_.screened[block.places[i]]);
+  if (kWide && found > task_.k && found * kSharePairs > count) {
+    block.left.push_back(row);
+    return;
+  }
   block.decision.decide(block.x + row * task_.dim, block.candidates, codes_.excluded,
                         block.indices + row * task_.k);
 }
 
-void NearestCodeSearch::decide_among_all(int64_t row, Block& block) const {
+template <typename T>
+void NearestCodeSearchOf<T>::decide_among_all(int64_t row, Block& block) const {
+  if (kWide) {
+    block.left.push_back(row);
+    return;
+  }
   auto& candidates = block.candidates;
   candidates.resize(codes_.screened.size() + codes_.set_aside.size());
   std::merge(codes_.screened.begin(), codes_.screened.end(), codes_.set_aside.begin(),
@@ -334,5 +399,8 @@ void NearestCodeSearch::decide_among_all(int64_t row, Block& block) const {
   block.decision.decide(block.x + row * task_.dim, block.candidates, codes_.excluded,
                         block.indices + row * task_.k);
 }
+
+template void NearestCodeSearchOf<float>::search(const float*, int64_t, int64_t*) const;
+template void NearestCodeSearchOf<double>::search(const double*, int64_t, int64_t*) const;
 
 }  // namespace torchvq::kernels

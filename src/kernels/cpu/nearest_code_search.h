@@ -1,12 +1,15 @@
-// Search of one float32 codebook: packs it once, then finds the nearest codes of ranges of rows,
+// Search of one codebook of float32 or float64: packs it once, then finds the nearest codes of ranges of rows,
 // serially on each range. Screening in float32 is certified by an error bound; rows with close
-// codes are decided by exact scores.
+// codes are decided by exact scores. Rows of float64 that float32 cannot screen are left to NearestCodeWideSearch.
 #pragma once
 
 #include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <mutex>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/cpu/aligned_buffer.h"
@@ -14,6 +17,7 @@
 #include "kernels/cpu/nearest_code_decide.h"
 #include "kernels/cpu/nearest_code_exact.h"
 #include "kernels/cpu/nearest_code_scan.h"
+#include "kernels/cpu/nearest_code_wide.h"
 #include "kernels/cpu/parallel_for.h"
 
 namespace torchvq::kernels {
@@ -26,18 +30,23 @@ struct CodeClasses {
   std::vector<int32_t> excluded;   ///< not finite: ranked behind all others
 };
 
-class NearestCodeSearch {
+template <typename T>
+class NearestCodeSearchOf {
  public:
-  NearestCodeSearch(const NearestCodeTask& task, CpuLevel level, const ParallelFor& parallel_for);
+  NearestCodeSearchOf(const NearestCodeTaskOf<T>& task, CpuLevel level,
+                      const ParallelFor& parallel_for);
 
   /// Writes the k nearest codes of each of `count` rows of x (count, dim); k times -1 for a row
   /// that is not finite.
-  void search(const float* x, int64_t count, int64_t* indices) const;
+  void search(const T* x, int64_t count, int64_t* indices) const;
 
  private:
+  static constexpr bool kWide = std::is_same_v<T, double>;
   struct Block;
 
-  CodeList code_list(const std::vector<int32_t>& codes) const;
+  const NearestCodeReader<T>& reader() const { return of_type<T>(scan_); }
+  bool screenable(int64_t code, T square) const;
+  CodeListOf<T> code_list(const std::vector<int32_t>& codes) const;
   void classify(const ParallelFor& parallel_for);
   void pack(const ParallelFor& parallel_for);
   void pack_panels(int64_t depth, const ParallelFor& parallel_for);
@@ -63,8 +72,11 @@ class NearestCodeSearch {
   double limit_of_best(const float* scores, int64_t row, Block& block) const;
   void decide_among(const float* scores, double limit, int64_t row, Block& block) const;
   void decide_among_all(int64_t row, Block& block) const;
+  const NearestCodeWideSearch& wide() const;
+  void search_left(Block& block) const;
 
-  NearestCodeTask task_;
+  NearestCodeTaskOf<T> task_;
+  CpuLevel level_;
   NearestCodeScan scan_;
   NearestCodeExact exact_;
   CodeClasses codes_;
@@ -83,8 +95,13 @@ class NearestCodeSearch {
   /// Cleared when a block leaves so many rows open in float32 that computing their scores at once,
   /// and not after a scan, is faster.
   mutable std::atomic<bool> scan_pays_{true};
+  /// Cleared when a block leaves so many rows of float64 that screening them does not pay.
+  mutable std::atomic<bool> screening_pays_{true};
+  mutable std::once_flag packs_wide_;
+  mutable std::unique_ptr<NearestCodeWideSearch> wide_;
   double set_aside_norm_ = HUGE_VAL,
          set_aside_bias_ = HUGE_VAL;  ///< the smallest of those set aside
 };
+using NearestCodeSearch = NearestCodeSearchOf<float>;
 
 }  // namespace torchvq::kernels

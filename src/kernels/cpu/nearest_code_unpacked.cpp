@@ -21,12 +21,15 @@ constexpr double kSmallestNorm = 1e-12;  // below, the square of a norm may have
 constexpr double kLargeNorm = 0x1p60;    // the square is below kLargeSquare
 constexpr double kSlack = kReach / 2;
 
+/// Codes of float64 are rounded to float32, less the centre, a block at a time.
+template <typename T>
 class UnpackedSearch {
  public:
-  UnpackedSearch(const NearestCodeTask& task, CpuLevel level, const float* x)
+  UnpackedSearch(const NearestCodeTaskOf<T>& task, CpuLevel level, const T* x)
       : task_(task),
         x_(x),
         scan_(nearest_code_scan(level)),
+        reader_(of_type<T>(scan_)),
         center_(task.dim + kMostLanes),
         padded_((task.rows + scan_.panel - 1) / scan_.panel * scan_.panel),
         panels_(padded_ * task.dim),
@@ -57,8 +60,8 @@ class UnpackedSearch {
     std::fill_n(center_.data(), center_.size(), 0.0F);
     if (task_.cosine) return;
     for (int64_t row = 0; row < task_.rows; ++row) {
-      const float* const values = x_ + row * task_.dim;
-      for (int64_t d = 0; d < task_.dim; ++d) center_[d] += values[d];
+      const T* const values = x_ + row * task_.dim;
+      for (int64_t d = 0; d < task_.dim; ++d) center_[d] += static_cast<float>(values[d]);
     }
     const auto share = static_cast<float>(1.0 / static_cast<double>(task_.rows));
     for (int64_t d = 0; d < task_.dim; ++d) center_[d] *= share;
@@ -67,8 +70,9 @@ class UnpackedSearch {
   void pack_rows() {
     std::vector<int32_t> every(static_cast<size_t>(task_.rows));
     std::iota(every.begin(), every.end(), 0);
-    const CodeList rows = {x_, x_ + task_.rows * task_.dim, task_.dim, every.data(), task_.rows};
-    const auto pack = task_.cosine ? scan_.pack_unit_codes : scan_.pack_codes;
+    const CodeListOf<T> rows = {x_, x_ + task_.rows * task_.dim, task_.dim, every.data(),
+                                task_.rows};
+    const auto pack = task_.cosine ? reader_.pack_unit_codes : reader_.pack_codes;
     pack(rows, center_.data(), task_.dim, 0, padded_ / scan_.panel, panels_.data(),
          squares_.data());
   }
@@ -83,10 +87,17 @@ class UnpackedSearch {
     shift_ = std::sqrt(square);
     bool usable = square < kLargeSquare;
     for (int64_t row = 0; row < task_.rows; ++row) {
-      usable = usable && squares_[row] < kLargeSquare;
+      usable = usable && squares_[row] < kLargeSquare && has_norm(row);
       norms_[row] = static_cast<float>(std::sqrt(squares_[row]) * (1 + 1e-6));
     }
     return usable;
+  }
+
+  /// Whether the contract's norm of a row is what pack_unit_codes took it for; underflow differs.
+  bool has_norm(int64_t row) const {
+    if (!kWide || !task_.cosine) return true;
+    const double square = squared_norm(x_ + row * task_.dim, task_.dim);
+    return square == 0 || (square > kLeastWideSquare && square < kMostWideSquare);
   }
 
   /// Each range of codes has its own winner, so the indices of a row's best codes are usually
@@ -100,11 +111,13 @@ class UnpackedSearch {
     const int64_t products = task_.dim * task_.rows * share * kBlockCodes;
     parallel_for(ranges_, 1 + kGrain / products, [&](int64_t begin, int64_t end) {
       AlignedBuffer<char> state(scan_.state_bytes(padded_ / scan_.lanes));
+      AlignedBuffer<float> rounded(kWide ? kBlockCodes * task_.dim : 0);
       for (int64_t range = begin; range < end; ++range) {
         scan_.start_unpacked(task_.rows, state.data());
         for (int64_t block = range * share; block < std::min((range + 1) * share, blocks);
              ++block) {
-          scan_block(block * kBlockCodes, state.data(), usable[static_cast<size_t>(range)]);
+          scan_block(block * kBlockCodes, rounded.data(), state.data(),
+                     usable[static_cast<size_t>(range)]);
         }
         scan_.finish_unpacked(task_.rows, state.data(), results_.data() + range * task_.rows);
       }
@@ -112,8 +125,8 @@ class UnpackedSearch {
     codes_usable_ = std::all_of(usable.begin(), usable.end(), [](char own) { return own != 0; });
   }
 
-  UnpackedCodes codes(int64_t first, int64_t count) const {
-    return {task_.codebook + first * task_.dim,
+  UnpackedCodes codes(const float* values, int64_t first, int64_t count) const {
+    return {values,
             first,
             count,
             task_.dim,
@@ -122,20 +135,45 @@ class UnpackedSearch {
             offsets_.data() + first};
   }
 
-  void scan_block(int64_t first, void* state, char& usable) {
+  /// The values of a block of codes that are multiplied: those of float64 are written to `rounded`. With
+  /// `norms`, these and, as offsets, the squared norms of their differences from the centre.
+  const float* values_of(int64_t first, int64_t count, float* rounded, float* norms) {
+    const T* const codes = task_.codebook + first * task_.dim;
+    float* const offsets = offsets_.data() + first;
+    if constexpr (!kWide) {
+      if (norms) {
+        scan_.unpacked_norms(codes, count, task_.dim, center_.data(), norms, offsets);
+      }
+      return codes;
+    } else {
+      for (int64_t i = 0; i < count; ++i) {
+        const T* const code = codes + i * task_.dim;
+        double square = 0;
+        reader_.pack_rows(&code, 1, task_.dim, center_.data(), task_.dim, rounded + i * task_.dim,
+                          &square);
+        if (!norms) continue;
+        norms[i] = static_cast<float>(std::sqrt(square));
+        offsets[i] = static_cast<float>(square);
+      }
+      return rounded;
+    }
+  }
+
+  void scan_block(int64_t first, float* rounded, void* state, char& usable) {
+    if (!usable) return;
     const int64_t count = std::min(kBlockCodes, task_.size - first);
-    usable = usable && measure(first, count);
+    float norms[kBlockCodes];
+    const float* const values = values_of(first, count, rounded, norms);
+    usable = measure(first, count, norms);
     if (usable) {
-      scan_.scan_unpacked(codes(first, count), {panels_.data(), norms_.data(), task_.rows}, state);
+      scan_.scan_unpacked(codes(values, first, count), {panels_.data(), norms_.data(), task_.rows},
+                          state);
     }
   }
 
   /// Scales, offsets and errors of a block of codes. False for codes that float32 cannot represent.
-  bool measure(int64_t first, int64_t count) {
-    float norms[kBlockCodes];
-    float* const offsets = offsets_.data() + first;
-    scan_.unpacked_norms(task_.codebook + first * task_.dim, count, task_.dim, center_.data(),
-                         norms, offsets);
+  bool measure(int64_t first, int64_t count, const float* norms) {
+    const float* const offsets = offsets_.data() + first;
     bool usable = true;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t k = first + i;
@@ -154,13 +192,14 @@ class UnpackedSearch {
   }
 
   /// Bound on the difference between a code's screening and deciding scores, up to a constant per
-  /// row. Screening multiplies a centred row with an uncentred code; the deciding float64
-  /// products centre neither.
+  /// row. Screening multiplies a centred row with an uncentred code, or one of float64 with a centred
+  /// code; the deciding float64 products centre neither.
   ScoreError error_of(double norm, double offset) const {
+    const double whole = kWide ? norm + shift_ : norm;
     // A cosine code is divided by its norm, which has a rounding error too.
     const double products = (task_.cosine ? 2.0 : 1.0) * scan_error_ * norm;
-    return {kSlack * (products + decision_error_ * norm + tiny_),
-            kSlack * (scan_error_ * offset + decision_error_ * (norm * (norm + shift_) + offset) +
+    return {kSlack * (products + decision_error_ * whole + tiny_),
+            kSlack * (scan_error_ * offset + decision_error_ * (whole * (whole + shift_) + offset) +
                       tiny_ * (1 + norm))};
   }
 
@@ -212,7 +251,7 @@ class UnpackedSearch {
   /// False if there are more than `left` candidates.
   bool decide(size_t first, size_t last, int64_t& left, int64_t* indices) {
     AlignedBuffer<float> panel(scan_.panel * task_.dim), scores(scan_.lanes * task_.size);
-    AlignedBuffer<float> norms(scan_.panel);
+    AlignedBuffer<float> norms(scan_.panel), rounded(kWide ? kBlockCodes * task_.dim : 0);
     std::fill_n(panel.data(), panel.size(), 0.0F);
     std::fill_n(norms.data(), norms.size(), 0.0F);
     for (size_t i = first; i < last; ++i) {
@@ -224,9 +263,12 @@ class UnpackedSearch {
         panel[d * scan_.panel + static_cast<int64_t>(i - first)] = from[d * scan_.panel];
       }
     }
-    scan_.score_unpacked(codes(0, task_.size),
-                         {panel.data(), norms.data(), static_cast<int64_t>(last - first)},
-                         scores.data());
+    for (int64_t k = 0; k < task_.size; k += kBlockCodes) {
+      const int64_t count = std::min(kBlockCodes, task_.size - k);
+      scan_.score_unpacked(codes(values_of(k, count, rounded.data(), nullptr), k, count),
+                           {panel.data(), norms.data(), static_cast<int64_t>(last - first)},
+                           scores.data());
+    }
     left -= count_candidates(scores.data(), limits_.data() + first, last - first);
     if (left < 0) return false;
     for (size_t i = first; i < last; ++i) {
@@ -251,9 +293,12 @@ class UnpackedSearch {
     return found;
   }
 
-  const NearestCodeTask& task_;
-  const float* x_;
+  static constexpr bool kWide = std::is_same_v<T, double>;
+
+  const NearestCodeTaskOf<T>& task_;
+  const T* x_;
   NearestCodeScan scan_;
+  const NearestCodeReader<T>& reader_;
   AlignedBuffer<float> center_;
   int64_t padded_;
   AlignedBuffer<float> panels_;
@@ -265,7 +310,7 @@ class UnpackedSearch {
   int64_t ranges_ = 0;
   std::vector<ScanResult> results_;  ///< (ranges, rows)
   NearestCodeExact exact_;
-  NearestCodeDecision decision_;
+  NearestCodeDecisionOf<T> decision_;
   double scan_error_, decision_error_, tiny_;
   std::vector<int32_t> candidates_;
   std::vector<int64_t> open_;   ///< rows with candidates that the scan did not keep by index,
@@ -274,15 +319,24 @@ class UnpackedSearch {
 
 }  // namespace
 
-bool worth_unpacked(const NearestCodeTask& task) {
+template <typename T>
+bool worth_unpacked(const NearestCodeTaskOf<T>& task) {
   return has_few_rows(task) || (task.k == 1 && task.rows <= kMostRows && task.dim >= kFewestDims &&
                                 task.dim <= kMostDims);
 }
 
-bool nearest_code_unpacked(const NearestCodeTask& task, CpuLevel level,
-                           const ParallelFor& parallel_for, const float* x, int64_t* indices) {
+template bool worth_unpacked(const NearestCodeTaskOf<float>&);
+template bool worth_unpacked(const NearestCodeTaskOf<double>&);
+
+template <typename T>
+bool nearest_code_unpacked(const NearestCodeTaskOf<T>& task, CpuLevel level,
+                           const ParallelFor& parallel_for, const T* x, int64_t* indices) {
   if (has_few_rows(task)) return nearest_code_few_rows(task, level, parallel_for, x, indices);
-  return UnpackedSearch(task, level, x).search(parallel_for, indices);
+  return UnpackedSearch<T>(task, level, x).search(parallel_for, indices);
 }
+template bool nearest_code_unpacked(const NearestCodeTaskOf<float>&, CpuLevel, const ParallelFor&,
+                                    const float*, int64_t*);
+template bool nearest_code_unpacked(const NearestCodeTaskOf<double>&, CpuLevel, const ParallelFor&,
+                                    const double*, int64_t*);
 
 }  // namespace torchvq::kernels

@@ -5,14 +5,6 @@
 #include <numeric>
 
 namespace torchvq::kernels {
-namespace {
-
-bool all_finite(const double* values, int64_t count) {
-  return std::all_of(values, values + count, [](double value) { return std::isfinite(value); });
-}
-
-}  // namespace
-
 NearestCodeWideSearch::NearestCodeWideSearch(const NearestCodeWideTask& task, CpuLevel level)
     : task_(task), exact_(nearest_code_exact(level)), offset_(static_cast<size_t>(task.size)) {
   const int64_t panel = exact_.panel, dim = task.dim;

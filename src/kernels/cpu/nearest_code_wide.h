@@ -1,22 +1,17 @@
-// nearest_code for float64: every score is computed exactly as the contract defines it, vectorised
-// over codes.
+// nearest_code for float64 where float32 cannot screen: every score is computed exactly as the contract defines it,
+// vectorised over codes.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "kernels/cpu/aligned_buffer.h"
+#include "kernels/cpu/nearest_code_decide.h"
 #include "kernels/cpu/nearest_code_exact.h"
 
 namespace torchvq::kernels {
 
-struct NearestCodeWideTask {
-  const double* codebook = nullptr;  ///< (size, dim)
-  const double* bias = nullptr;      ///< (size,) or null
-  int64_t size = 0, dim = 0;
-  bool cosine = false;
-  int64_t k = 1;
-};
+using NearestCodeWideTask = NearestCodeTaskOf<double>;
 
 class NearestCodeWideSearch {
  public:

@@ -4,12 +4,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 #include <vector>
 
 #include "kernels/cpu/aligned_buffer.h"
 #include "kernels/cpu/nearest_code_search.h"
-#include "kernels/cpu/nearest_code_wide.h"
 #include "kernels/cpu/projected_level.h"
 
 namespace torchvq::kernels {
@@ -39,9 +37,6 @@ class ProjectedSearch {
   }
 
  private:
-  static constexpr bool kWide = std::is_same_v<T, double>;
-  using Search = std::conditional_t<kWide, NearestCodeWideSearch, NearestCodeSearch>;
-
   static AlignedBuffer<T> unit_codes(const ProjectedSearchTask<T>& task, CpuLevel level) {
     AlignedBuffer<T> units(task.cosine ? task.size * task.dim : 0);
     if (task.cosine) {
@@ -62,19 +57,17 @@ class ProjectedSearch {
     return bias;
   }
 
-  Search make(const ProjectedSearchTask<T>& task, CpuLevel level, const ParallelFor& parallel_for) {
+  NearestCodeSearchOf<T> make(const ProjectedSearchTask<T>& task, CpuLevel level,
+                              const ParallelFor& parallel_for) {
     const T* const codes = task.cosine ? units_.data() : task.codebook;
     const T* const bias = bias_.empty() ? nullptr : bias_.data();
-    if constexpr (kWide) {
-      return Search({codes, bias, task.size, task.dim, false, 1}, level);
-    } else {
-      return Search({codes, bias, task.size, task.dim, false, 1, task.rows}, level, parallel_for);
-    }
+    return NearestCodeSearchOf<T>({codes, bias, task.size, task.dim, false, 1, task.rows}, level,
+                                  parallel_for);
   }
 
   AlignedBuffer<T> units_;
   std::vector<T> bias_;
-  Search search_;
+  NearestCodeSearchOf<T> search_;
 };
 
 }  // namespace torchvq::kernels

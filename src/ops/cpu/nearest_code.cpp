@@ -12,7 +12,6 @@
 #include "kernels/cpu/nearest_code_rounded.h"
 #include "kernels/cpu/nearest_code_search.h"
 #include "kernels/cpu/nearest_code_unpacked.h"
-#include "kernels/cpu/nearest_code_wide.h"
 #include "ops/cpu/in_parallel.h"
 
 namespace torchvq {
@@ -54,8 +53,14 @@ void find_indices(const NearestCodeProblem& problem, int64_t head, int64_t* indi
   if (problem.dtype == at::kDouble) {
     const HeadData<double> data(problem, head);
     const kernels::NearestCodeWideTask task = {data.codebook, data.bias,      problem.size,
-                                               problem.dim,   problem.cosine, problem.k};
-    search_head(kernels::NearestCodeWideSearch(task, level), problem, data.x, indices);
+                                               problem.dim,   problem.cosine, problem.k,
+                                               problem.tokens};
+    if (kernels::worth_unpacked(task) &&
+        kernels::nearest_code_unpacked(task, level, detail::in_parallel, data.x, indices)) {
+      return;
+    }
+    search_head(kernels::NearestCodeSearchOf<double>(task, level, detail::in_parallel), problem,
+                data.x, indices);
   } else {
     const HeadData<float> data(problem, head);
     const kernels::NearestCodeTask task = {data.codebook,  data.bias, problem.size,  problem.dim,

@@ -12,7 +12,6 @@
 #include "kernels/cpu/nearest_code_rounded.h"
 #include "kernels/cpu/nearest_code_search.h"
 #include "kernels/cpu/nearest_code_unpacked.h"
-#include "kernels/cpu/nearest_code_wide.h"
 #include "kernels/cpu/residual_encode.h"
 #include "ops/cpu/in_parallel.h"
 
@@ -64,11 +63,11 @@ class PackedSearch : public kernels::ManyRowsSearch {
                        detail::in_parallel) {}
 };
 
-class WideSearch : public kernels::NearestCodeWideSearch {
+class WideSearch : public kernels::NearestCodeSearchOf<double> {
  public:
   WideSearch(const ResidualEncodeProblem& problem, const double* codes, int64_t size)
-      : NearestCodeWideSearch({codes, nullptr, size, problem.dim, problem.cosine, 1},
-                              kernels::cpu_level()) {}
+      : NearestCodeSearchOf({codes, nullptr, size, problem.dim, problem.cosine, 1, problem.tokens},
+                            kernels::cpu_level(), detail::in_parallel) {}
 };
 
 bool worth_unpacked(const ResidualEncodeProblem& problem) {

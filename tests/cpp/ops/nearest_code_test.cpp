@@ -26,24 +26,27 @@ using testing::expect_throw_with;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// Oracle: the specified scores, one pair at a time, in plain float64 loops.
-std::vector<int64_t> expected_indices(const at::Tensor& x, const at::Tensor& codebook,
+std::vector<int64_t> expected_indices(const at::Tensor& given_x, const at::Tensor& given_codebook,
                                       bool cosine = false) {
+  const bool single = given_x.scalar_type() == at::kFloat;
+  const auto x = given_x.to(at::kDouble), codebook = given_codebook.to(at::kDouble);
   const auto row_norms = [cosine](const at::Tensor& rows) {
     std::vector<double> norms;
     for (int64_t i = 0; i < rows.size(0); ++i) {
       double sum = 0;
       for (int64_t d = 0; d < rows.size(1); ++d) {
-        const double value = rows.const_data_ptr<float>()[i * rows.size(1) + d];
+        const double value = rows.const_data_ptr<double>()[i * rows.size(1) + d];
         sum += value * value;
       }
       norms.push_back(cosine ? std::sqrt(sum) : 1.0);
     }
     return norms;
   };
-  const auto value = [](const at::Tensor& rows, const std::vector<double>& norms, int64_t i,
-                        int64_t d) {
-    const double given = rows.const_data_ptr<float>()[i * rows.size(1) + d];
-    return static_cast<double>(norms[i] == 0 ? 0.0f : static_cast<float>(given / norms[i]));
+  const auto value = [single](const at::Tensor& rows, const std::vector<double>& norms, int64_t i,
+                              int64_t d) {
+    const double given = rows.const_data_ptr<double>()[i * rows.size(1) + d];
+    const double unit = norms[i] == 0 ? 0.0 : given / norms[i];
+    return single ? static_cast<double>(static_cast<float>(unit)) : unit;
   };
   const auto x_norms = row_norms(x), code_norms = row_norms(codebook);
   std::vector<int64_t> indices;
@@ -94,6 +97,23 @@ TEST_P(NearestCodeLevelTest, OddDimensions) {
     EXPECT_EQ(to_vector(nearest_code(x, codebook).indices), expected_indices(x, codebook));
     EXPECT_EQ(to_vector(nearest_code(x, codebook, NearestCodeOptions().metric("cosine")).indices),
               expected_indices(x, codebook, true));
+  }
+}
+
+TEST_P(NearestCodeLevelTest, Float64) {
+  const int64_t dim = std::max<int64_t>(1, size());
+  for (const int64_t rows : {1, 9, 100, 210}) {
+    const auto codebook = at::randn({70, dim}, at::kDouble);
+    const auto left = at::randint(70, {rows}, at::kLong),
+               right = at::randint(70, {rows}, at::kLong);
+    // Rows beside the middle of two codes: float32 does not tell which of them is nearer.
+    const auto middles = (codebook.index_select(0, left) + codebook.index_select(0, right)) / 2;
+    for (const auto& x :
+         {at::randn({rows, dim}, at::kDouble), middles + 1e-9 * at::randn_like(middles)}) {
+      EXPECT_EQ(to_vector(nearest_code(x, codebook).indices), expected_indices(x, codebook));
+      EXPECT_EQ(to_vector(nearest_code(x, codebook, NearestCodeOptions().metric("cosine")).indices),
+                expected_indices(x, codebook, true));
+    }
   }
 }
 
