@@ -1,8 +1,7 @@
 #include "detail/dead_codes.h"
 
-#include <limits>
-
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sort.h>
@@ -11,7 +10,9 @@
 #include "detail/codebook_average.h"
 #include "detail/ordered_sum.h"
 #include "detail/precision.h"
+#include "detail/random_tensor.h"
 #include "detail/row_keys.h"
+#include "kernels/dead_code_order.h"
 
 namespace torchvq::detail {
 namespace {
@@ -37,12 +38,14 @@ at::Tensor usable_keys(const DeadCodeState& state, const at::Tensor& dead,
   return distinct.ne(kNoKey).logical_and(occurs(distinct, of_live_codes).logical_not());
 }
 
-/// The `count` (H, 1) smallest of the dead codes (H, K), ties by index. Ordering by index alone
-/// would never replace the last codes if there are few tokens.
-at::Tensor smallest_of(const at::Tensor& dead, const at::Tensor& sizes, const at::Tensor& count) {
-  const auto alive = dead.logical_not();
-  const auto order = at::argsort(sizes.masked_fill(alive, std::numeric_limits<double>::infinity()),
-                                 /*stable=*/true, /*dim=*/1);
+/// The first `count` (H, 1) of the dead codes (H, K) in a random order.
+at::Tensor draw(const at::Tensor& dead, const at::Tensor& rng, const at::Tensor& count) {
+  const auto places = at::arange(dead.numel(), rng.options()).view_as(dead);
+  const auto key = random_key(rng, static_cast<int64_t>(RandomPurpose::kDeadCodeCandidates),
+                              kernels::kDeadCodeStream);
+  const auto numbers = uniform_from_bits(random_bits(key, places), 53)
+                           .masked_fill(dead.logical_not(), kernels::kBehindDeadCodes);
+  const auto order = at::argsort(numbers, /*stable=*/true, /*dim=*/1);
   const auto place = at::argsort(order, /*stable=*/true, /*dim=*/1);
   return dead.logical_and(place.lt(count));
 }
@@ -99,7 +102,7 @@ at::Tensor replace_codes(const DeadCodeState& state, const DeadCodes& codes, con
   const auto order =
       std::get<1>(at::sort(usable.to(at::kInt), /*stable=*/true, /*dim=*/1, /*descending=*/true));
 
-  const auto taken = smallest_of(dead, state.cluster_size, usable.sum(1, /*keepdim=*/true));
+  const auto taken = draw(dead, rng, usable.sum(1, /*keepdim=*/true));
   // The j-th taken code gets the j-th usable candidate.
   const auto slot = (taken.cumsum(1) - 1).clamp(0, keys.size(1) - 1);
   const auto candidates = narrowed(gather_rows(rows, positions.gather(1, order.gather(1, slot))),

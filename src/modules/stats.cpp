@@ -41,7 +41,10 @@ std::vector<CodebookStats> stats_of(const std::vector<at::Tensor>& counts,
   for (size_t index = 0; index < codebooks.size(); ++index) {
     const auto& state = *codebooks[index];
     uses.push_back(counter(counts[index], state.cooldown));
-    cluster_size.push_back(state.cluster_size);
+    // Codes that were given without averages, in another number, do not follow any: none is dead.
+    const bool follow = state.cluster_size.sizes() == uses.back().sizes();
+    cluster_size.push_back(follow ? state.cluster_size
+                                  : state.cluster_size.new_ones(uses.back().sizes()));
     replaced.push_back(counter(state.replaced, state.cooldown.select(1, 0)));
     options.threshold.push_back(state.options.threshold_ema_dead_code());
     options.threshold_fraction.push_back(state.options.dead_code_threshold_fraction());

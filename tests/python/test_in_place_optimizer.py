@@ -115,6 +115,20 @@ def test_the_centred_average_of_rmsprop_has_the_shape_of_the_codes() -> None:
         fresh.load_state_dict(wrong)
 
 
+def test_an_optimizer_may_be_taken_away() -> None:
+    """The codes then learn by their other rules, and checkpoints have no state of it."""
+    vq = build("learnable", 0, in_place_codebook_optimizer=adam)
+    train(vq, range(1))
+    vq.in_place_codebook_optimizer = None
+    train(vq, range(1))
+    state = vq.state_dict()
+    assert not any("in_place_codebook_optimizer" in key for key in state)
+    other = build("learnable", 1)
+    other.load_state_dict(state, strict=True)
+    torch.testing.assert_close(other.codebook, vq.codebook, rtol=0, atol=0)
+    vq.load_state_dict(other.state_dict(), strict=True)
+
+
 # The order of a step --------------------------------------------------------------------------------------------
 
 

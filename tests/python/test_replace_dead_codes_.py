@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_random_uniform import MASK, expected_uniform
 from torch import Tensor
 
 from support import any_path
@@ -155,9 +156,11 @@ def test_duplicates_live_rows_masked_and_non_finite_tokens_are_no_candidates(
     mask = torch.arange(TOKENS) != 7
     replaced = replace_dead_codes_(*state, x, counts, rng, mask=mask, **GOOD)
     assert replaced.tolist() == [1, 1]
-    # There is one candidate, which replaces the first dead code; the others wait.
-    assert rows(state[0][:, 1]) == [(1.0, 1.0, 1.0)] * 2
-    assert state[3].tolist() == [[0, 2, 0, 0, 0, 0, 0, 0]] * 2
+    # There is one candidate, which replaces one dead code; the others wait.
+    fresh = state[3].nonzero()
+    assert fresh[:, 0].tolist() == [0, 1] and set(fresh[:, 1].tolist()) <= {1, 4, 6}
+    assert rows(state[0][tuple(fresh.T)]) == [(1.0, 1.0, 1.0)] * 2
+    assert state[3].sum() == 2 * GOOD["cooldown_steps"]
 
 
 def test_minus_zero_is_zero(replace_dead_codes_, generator):
@@ -167,7 +170,7 @@ def test_minus_zero_is_zero(replace_dead_codes_, generator):
     )
     _, counts, rng = make_batch(generator)
     assert replace_dead_codes_(*state, x, counts, rng, **GOOD).tolist() == [1, 1]
-    assert not torch.signbit(state[0][:, 1]).any()
+    assert not torch.signbit(state[0][state[3] > 0]).any()
 
 
 def test_cosine_codes_are_unit_and_never_zero(replace_dead_codes_, generator):
@@ -176,7 +179,40 @@ def test_cosine_codes_are_unit_and_never_zero(replace_dead_codes_, generator):
     x[:, 2:] = 0
     replaced = replace_dead_codes_(*state, x, counts, rng, metric="cosine", **GOOD)
     assert replaced.tolist() == [2, 2]
-    torch.testing.assert_close(state[0][:, [1, 4]].norm(dim=-1), torch.ones(HEADS, 2))
+    torch.testing.assert_close(state[0][state[3] > 0].norm(dim=-1), torch.ones(2 * HEADS))
+
+
+@pytest.mark.parametrize(("seed", "step"), [(7, 3), (-5, 2**62)])
+def test_of_more_dead_codes_than_tokens_a_random_part_is_replaced(
+    replace_dead_codes_, seed, step, generator
+):
+    """By the order of the random numbers in Python integers, whatever the cluster sizes."""
+    state = make_state(generator, dead=range(1, CODES))
+    state[2][:, 1:] = torch.rand(HEADS, CODES - 1, generator=generator)
+    x, counts, _ = make_batch(generator, tokens=3)
+    numbers = expected_uniform(seed & MASK, step, 3, HEADS * CODES, 53, stream=1)
+    assert replace_dead_codes_(*state, x, counts, torch.tensor([seed, step]), **GOOD).tolist() == [
+        3,
+        3,
+    ]
+    for head in range(HEADS):
+        first = sorted(range(1, CODES), key=lambda k: numbers[head * CODES + k])[:3]
+        assert state[3][head].nonzero().flatten().tolist() == sorted(first)
+
+
+def test_every_dead_code_is_replaced_equally_often():
+    """Chi-square over steps: one of 10 dead codes has the only token."""
+    hits = torch.zeros(10)
+    for step in range(3000):
+        state = (torch.zeros(1, 10, 1), torch.zeros(1, 10, 1), torch.zeros(1, 10))
+        cooldown, counts = torch.zeros(2, 1, 10, dtype=torch.long)
+        x, rng = torch.ones(1, 1, 1), torch.tensor([1, step])
+        one_codebook(*state, cooldown, x, counts, rng, **GOOD)
+        hits += cooldown[0] > 0
+    assert hits.sum() == 3000
+    assert (
+        (hits - 300) ** 2 / 300
+    ).sum() < 33.7  # 9 degrees of freedom, one chance in ten thousand
 
 
 @pytest.mark.parametrize("tokens", [0, 1])

@@ -356,6 +356,17 @@ def test_synced_usage_checks_its_arguments() -> None:
             ops.synced_usage(*bad, **limits)
 
 
+@pytest.mark.parametrize("codes", [5, 24])
+def test_codes_that_were_given_alone_in_another_number(codes: int) -> None:
+    """They follow no averages, so none is dead."""
+    vq = VectorQuantize(DIM, 16, learnable_codebook=True, ema_update=False).train()
+    vq._codebook.embed = torch.nn.Parameter(torch.randn(1, codes, DIM))
+    indices = vq(torch.randn(1, 40, DIM))[1]
+    stats = vq.stats()
+    check(stats, indices, max(codes, 16))
+    assert stats.dead == stats.replaced == 0
+
+
 def test_opcheck() -> None:
     counts, indices = count_cases()
     torch.library.opcheck(ops.count_codes_.default, (counts, indices))

@@ -308,7 +308,8 @@ def _save(
     *_: object,
 ) -> None:
     optimizer = vq.in_place_codebook_optimizer
-    assert optimizer is not None
+    if optimizer is None:  # taken away after construction
+        return
     for index, parameter in enumerate(_parameters(vq)):
         for name, value in optimizer.state.get(parameter, {}).items():
             if value is not None:
@@ -327,7 +328,8 @@ def _load(
     errors: list[str],
 ) -> None:
     optimizer = vq.in_place_codebook_optimizer
-    assert optimizer is not None
+    if optimizer is None:
+        return
     parameters = _parameters(vq)
     found: list[tuple[Tensor, str, Tensor]] = []
     wrong = len(errors)

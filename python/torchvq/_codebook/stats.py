@@ -163,9 +163,14 @@ def stats_of(
     counts: Sequence[Tensor], codebooks: Sequence["Codebook"], group: str
 ) -> list[CodebookStats]:
     """Statistics from the tokens per code (H, K) of each codebook, over a group's ranks; of this rank without one."""
+    sizes = [codebook.cluster_size for codebook in codebooks]
     table = _ops.synced_usage(
         counts,
-        [codebook.cluster_size for codebook in codebooks],
+        # Codes that were given without averages, in another number, do not follow any: none is dead.
+        [
+            size if size.shape == own.shape else size.new_ones(own.shape)
+            for size, own in zip(sizes, counts, strict=True)
+        ],
         [codebook.replaced for codebook in codebooks],
         threshold=[float(codebook.threshold_ema_dead_code) for codebook in codebooks],
         threshold_fraction=[float(c.dead_code_threshold_fraction) for c in codebooks],

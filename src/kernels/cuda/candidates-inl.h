@@ -109,9 +109,9 @@ struct CandidateRow {
   }
 };
 
-__device__ uint64_t hash_key(const CandidateTask& task) {
+__device__ uint64_t hash_key(const CandidateTask& task, uint64_t stream = 0) {
   return random_key(static_cast<uint64_t>(task.rng[0]), static_cast<uint64_t>(task.rng[1]),
-                    task.purpose);
+                    task.purpose, stream);
 }
 
 __device__ inline int64_t bits_of(float value) { return __float_as_int(value); }

@@ -4,6 +4,7 @@
 #include "kernels/cuda/code_totals-inl.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/elements-inl.h"
+#include "kernels/dead_code_order.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 namespace {
@@ -51,6 +52,7 @@ __global__ void __launch_bounds__(kSizeThreads, 1) find_dead(Tasks<DeadCodeTask<
   const DeadCodeTask<T>& task = tasks.of[blockIdx.y];
   const int64_t size = task.candidates.most;
   const bool falls = has_tokens(task);
+  const uint64_t key = hash_key(task.candidates, kDeadCodeStream);
   for (int64_t head = blockIdx.x; head < task.candidates.heads; head += gridDim.x) {
     const int64_t first = head * size;
     const double total = total_of_block(task.cluster_size + first, size);
@@ -62,7 +64,7 @@ __global__ void __launch_bounds__(kSizeThreads, 1) find_dead(Tasks<DeadCodeTask<
       const bool ready = cools_down(task, first + k, falls);
       const bool spared = !task.replace_used && task.counts[first + k] != 0;
       const bool is_dead = ready && own < limit && !spared;
-      task.dead_sizes[first + k] = is_dead ? own : static_cast<double>(INFINITY);
+      task.order[first + k] = is_dead ? dead_code_number(key, first + k) : kBehindDeadCodes;
       dead += is_dead;
     }
     dead = of_block(dead, [](long long a, long long b) { return a + b; });
@@ -74,12 +76,12 @@ __global__ void __launch_bounds__(kSizeThreads, 1) find_dead(Tasks<DeadCodeTask<
 
 template <typename T>
 __device__ bool is_dead(const DeadCodeTask<T>& task, int64_t slot) {
-  return task.dead_sizes[slot] < static_cast<double>(INFINITY);
+  return task.order[slot] < kBehindDeadCodes;
 }
 
-/// Dead codes are ordered by cluster size; ties by index.
-__device__ bool comes_before(const double* sizes, int64_t a, int64_t b) {
-  return sizes[a] < sizes[b] || (sizes[a] == sizes[b] && a < b);
+/// Dead codes are ordered by their random numbers; ties by index.
+__device__ bool comes_before(const double* order, int64_t a, int64_t b) {
+  return order[a] < order[b] || (order[a] == order[b] && a < b);
 }
 
 /// One warp per code: reserves the keys of live codes. R is the element type of the candidates.
@@ -111,7 +113,7 @@ __global__ void __launch_bounds__(kRowThreads) find_last(Tasks<DeadCodeTask<T>> 
     if (found == task.candidates.wanted[head] || found == 0 || !is_dead(task, slot)) continue;
     int before = 0;
     for (int64_t other = lane_of_warp(); other < size; other += kWarp)
-      before += comes_before(task.dead_sizes + first, other, k);
+      before += comes_before(task.order + first, other, k);
     before = sum_of_warp(before);
     if (lane_of_warp() == 0 && before == found - 1) task.last[head] = k;
   }
@@ -119,18 +121,18 @@ __global__ void __launch_bounds__(kRowThreads) find_last(Tasks<DeadCodeTask<T>> 
 
 /// The j-th dead code to be replaced, by index, takes the j-th candidate.
 struct Service {
-  const double* sizes;
+  const double* order;
   bool all;      // there are as many candidates as dead codes
   int64_t last;  // otherwise the last code to be replaced
 
   template <typename T>
   __device__ Service(const DeadCodeTask<T>& task, int64_t head, int64_t found)
-      : sizes(task.dead_sizes + head * task.candidates.most),
+      : order(task.order + head * task.candidates.most),
         all(found == task.candidates.wanted[head]),
         last(all ? 0 : task.last[head]) {}
   __device__ bool serves(int64_t k) const {
-    if (!(sizes[k] < static_cast<double>(INFINITY))) return false;
-    return all || k == last || comes_before(sizes, k, last);
+    if (!(order[k] < kBehindDeadCodes)) return false;
+    return all || k == last || comes_before(order, k, last);
   }
   /// Number of codes before k that are replaced, counted by a warp.
   __device__ int64_t before(int64_t k) const {

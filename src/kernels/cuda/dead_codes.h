@@ -67,9 +67,9 @@ struct DeadCodeTask {
   bool long_cooldown = false;  ///< int64; otherwise int32
   bool replace_used = false;   ///< codes with tokens can be dead
   // Scratch.
-  double* dead_sizes = nullptr;  ///< (heads, most): cluster size of a dead code; otherwise infinity
-  double* reset = nullptr;       ///< (heads,): cluster size of a replaced code
-  int64_t* last = nullptr;       ///< (heads,): the last dead code that is replaced
+  double* order = nullptr;  ///< (heads, most): see kernels/dead_code_order.h
+  double* reset = nullptr;  ///< (heads,): cluster size of a replaced code
+  int64_t* last = nullptr;  ///< (heads,): the last dead code that is replaced
 };
 
 /// Either all codebooks or none have candidates with keys; `type` is the same for all.

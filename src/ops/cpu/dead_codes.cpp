@@ -10,7 +10,9 @@
 #include <ATen/ops/zeros.h>
 
 #include "detail/precision.h"
+#include "detail/random_key.h"
 #include "detail/row_keys.h"
+#include "kernels/dead_code_order.h"
 
 namespace torchvq::detail {
 namespace {
@@ -36,7 +38,6 @@ class KeySet {
 
 struct Head {
   const bool* dead;
-  const double* sizes;
   const int64_t* live_keys;
   int64_t codes;
   const int64_t* keys;
@@ -70,11 +71,13 @@ std::vector<int64_t> first_candidates(const Head& head, int64_t wanted) {
   return found;
 }
 
-/// The `count` smallest of `codes`, ties by index, in the order of their indices.
-void keep_smallest(std::vector<int64_t>& codes, int64_t count, const double* sizes) {
+/// The first `count` of `codes` in a random order, by ascending index. `first` is the place of the
+/// head's first code.
+void draw(std::vector<int64_t>& codes, int64_t count, uint64_t key, int64_t first) {
   if (count == std::ssize(codes)) return;
+  const auto number = [&](int64_t code) { return kernels::dead_code_number(key, first + code); };
   std::nth_element(codes.begin(), codes.begin() + count, codes.end(), [&](int64_t a, int64_t b) {
-    return sizes[a] != sizes[b] ? sizes[a] < sizes[b] : a < b;
+    return number(a) != number(b) ? number(a) < number(b) : a < b;
   });
   codes.resize(static_cast<size_t>(count));
   std::sort(codes.begin(), codes.end());
@@ -110,23 +113,23 @@ at::Tensor replace_codes_on_cpu(const DeadCodeState& state, const DeadCodes& cod
   const auto dead = codes.dead.contiguous(), keys = keys_.contiguous();
   const auto sizes_of_replaced = codes.limits.clamp_min(arguments.reset_cluster_size);
   const int64_t heads = dead.size(0), size = dead.size(1), candidates = keys.size(1);
-  const auto sizes = state.cluster_size.to(at::kDouble).contiguous();
+  const auto key = read_key(rng, static_cast<int64_t>(RandomPurpose::kDeadCodeCandidates),
+                            kernels::kDeadCodeStream);
   // The state is converted to the dtype of the candidates, because keys depend on the dtype.
   const auto live_keys =
       row_keys(state.embed.to(rows.scalar_type()), rng, RandomPurpose::kDeadCodeCandidates);
   auto replaced = at::zeros({heads}, keys.options());
   for (int64_t h = 0; h < heads; ++h) {
-    const Head head{
-        dead.const_data_ptr<bool>() + h * size,          sizes.const_data_ptr<double>() + h * size,
-        live_keys.const_data_ptr<int64_t>() + h * size,  size,
-        keys.const_data_ptr<int64_t>() + h * candidates, candidates};
+    const Head head{dead.const_data_ptr<bool>() + h * size,
+                    live_keys.const_data_ptr<int64_t>() + h * size, size,
+                    keys.const_data_ptr<int64_t>() + h * candidates, candidates};
     std::vector<int64_t> taken;
     for (int64_t k = 0; k < size; ++k) {
       if (head.dead[k]) taken.push_back(k);
     }
     const auto positions = first_candidates(head, std::ssize(taken));
     if (positions.empty()) continue;
-    keep_smallest(taken, std::ssize(positions), head.sizes);
+    draw(taken, std::ssize(positions), key, h * size);
     write_codes(state, h, as_indices(taken), rows, as_indices(positions), sizes_of_replaced,
                 arguments.cooldown_steps);
     replaced.mutable_data_ptr<int64_t>()[h] = std::ssize(taken);

@@ -79,7 +79,7 @@ class CudaRepairedCodebook {
         given_{state.cluster_size, state.embed_avg, state.embed, state.cooldown},
         counts_(counts.contiguous()) {
     for (size_t i = 0; i < 4; ++i) own_[i] = given_[i].contiguous();
-    dead_sizes_ = reinterpret_cast<double*>(candidates.take(state.embed.size(1)));
+    order_ = reinterpret_cast<double*>(candidates.take(state.embed.size(1)));
     reset_ = reinterpret_cast<double*>(candidates.take(1));
     last_ = candidates.take(1);
     candidates.task.wanted = candidates.take(1);
@@ -100,7 +100,7 @@ class CudaRepairedCodebook {
     task.reset_cluster_size = arguments.reset_cluster_size;
     task.cooldown_steps = static_cast<int32_t>(arguments.cooldown_steps);
     task.replace_used = arguments.replace_used;
-    task.dead_sizes = dead_sizes_, task.reset = reset_, task.last = last_;
+    task.order = order_, task.reset = reset_, task.last = last_;
     return task;
   }
 
@@ -121,7 +121,7 @@ class CudaRepairedCodebook {
   static constexpr int64_t kOfHead = 3;  // words of scratch: reset, last, wanted
 
   at::Tensor given_[4], own_[4], counts_;  // cluster_size, embed_avg, embed, cooldown
-  double *dead_sizes_, *reset_;
+  double *order_, *reset_;
   int64_t* last_;
 };
 

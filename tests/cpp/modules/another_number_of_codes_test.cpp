@@ -107,6 +107,8 @@ TEST(AnotherNumberOfCodesTest, CodesThatDoNotFollowAveragesNeedNone) {
       auto module = vq;
       EXPECT_TRUE(at::equal(module(x).indices, nearest));
       EXPECT_EQ(module->step_counts.sum().item<int64_t>(), 60);
+      EXPECT_EQ(module->stats().tokens, 60);
+      EXPECT_EQ(module->stats().dead, 0);
     }
     EXPECT_TRUE(at::equal(rvq(x).indices.select(-1, 0), nearest));
     EXPECT_EQ(rvq->levels[1]->step_counts.sum().item<int64_t>(), 60);
