@@ -284,7 +284,7 @@ CodebookStats VectorQuantizeImpl::stats(bool synced) const {
 
 // Learning outside of forward ---------------------------------------------------------------------
 
-void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch::Tensor& given,
+void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch::Tensor& indices,
                                             const OptionalTensor& mask) {
   if (!resolved().ema_update) {
     return;
@@ -292,8 +292,8 @@ void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch:
   at::NoGradGuard no_grad;
   const auto layout = detail::layout_of(options, kVectorQuantize);
   layout.check_input(x);
-  const auto indices = detail::unflattened(given, x, layout);
-  detail::check_targets(indices, x, layout, codebook_state->embed.size(1));
+  const auto targets = detail::unflattened(indices, x, layout);
+  detail::check_targets(targets, x, layout, codebook_state->embed.size(1));
   const auto head_mask = layout.split_mask(layout.token_mask(x, mask, std::nullopt));
   auto inputs = layout.split_heads(project(layout.pack(x)));
   if (options.use_cosine_sim()) {
@@ -303,7 +303,7 @@ void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch:
   detail::agree_to_learn(*this, ranks, inputs.scalar_type());
   const bool replaces = replaces_codes(*codebook_state);
   if (replaces) codebook_state->reset_replaced();
-  codebook_state->learn(inputs, layout.split_indices(indices), head_mask, /*ema_update=*/true,
+  codebook_state->learn(inputs, layout.split_indices(targets), head_mask, /*ema_update=*/true,
                         /*accumulate=*/false, std::nullopt, ranks);
   if (replaces) ops::advance_rng_(codebook_state->rng);
 }

@@ -114,11 +114,12 @@ class UnpackedSearch {
       AlignedBuffer<float> rounded(kWide ? kBlockCodes * task_.dim : 0);
       for (int64_t range = begin; range < end; ++range) {
         scan_.start_unpacked(task_.rows, state.data());
-        for (int64_t block = range * share; block < std::min((range + 1) * share, blocks);
-             ++block) {
-          scan_block(block * kBlockCodes, rounded.data(), state.data(),
-                     usable[static_cast<size_t>(range)]);
+        const int64_t last = std::min((range + 1) * share, blocks);
+        bool all = true;
+        for (int64_t block = range * share; all && block < last; ++block) {
+          all = scan_block(block * kBlockCodes, rounded.data(), state.data());
         }
+        if (!all) usable[static_cast<size_t>(range)] = 0;
         scan_.finish_unpacked(task_.rows, state.data(), results_.data() + range * task_.rows);
       }
     });
@@ -159,16 +160,15 @@ class UnpackedSearch {
     }
   }
 
-  void scan_block(int64_t first, float* rounded, void* state, char& usable) {
-    if (!usable) return;
+  /// False for codes that float32 cannot represent.
+  bool scan_block(int64_t first, float* rounded, void* state) {
     const int64_t count = std::min(kBlockCodes, task_.size - first);
     float norms[kBlockCodes];
     const float* const values = values_of(first, count, rounded, norms);
-    usable = measure(first, count, norms);
-    if (usable) {
-      scan_.scan_unpacked(codes(values, first, count), {panels_.data(), norms_.data(), task_.rows},
-                          state);
-    }
+    if (!measure(first, count, norms)) return false;
+    scan_.scan_unpacked(codes(values, first, count), {panels_.data(), norms_.data(), task_.rows},
+                        state);
+    return true;
   }
 
   /// Scales, offsets and errors of a block of codes. False for codes that float32 cannot represent.
@@ -287,7 +287,7 @@ class UnpackedSearch {
     int64_t found = 0;
     for (int64_t k = 0; k < task_.size; ++k) {
       for (size_t row = 0; row < rows; ++row) {
-        found += scores[k * scan_.lanes + static_cast<int64_t>(row)] >= limits[row];
+        if (scores[k * scan_.lanes + static_cast<int64_t>(row)] >= limits[row]) ++found;
       }
     }
     return found;
