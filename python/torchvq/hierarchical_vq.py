@@ -315,8 +315,9 @@ class HierarchicalVQ(WideBuffers):
                 frozen=all(map(request.freezes, self.levels)),
                 dtype=maps.dtype,
             )
-        for vq in self._quantizers():
-            check_level(vq, request.freezes(vq))
+        if self.training:
+            for vq in self._quantizers():
+                check_level(vq, request.freezes(vq))
         depth = self._depth()
         request = request._replace(depth=depth)
         # In turn, a scale is searched and spread, by the caller's modules, after another has learnt.

@@ -12,7 +12,7 @@ from torchvq._base.ranks import Ranks
 from torchvq._base.readable import is_readable_after_wait
 from torchvq._base.sharded import keep_in_shards
 from torchvq._base.torch_private import is_mapped
-from torchvq._codebook.stats import begin_step
+from torchvq._codebook.learning import learn_apart
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -153,18 +153,7 @@ def in_place_step(
         steps = average_gradients(before, target, mask, request.ranks)
         if steps and not vq.manual_in_place_optimizer_update:
             vq.update_in_place_optimizer()
-    counts = None
-    if learns:
-        begin_step([state])
-        counts = state.learn(
-            inputs,
-            indices,
-            mask,
-            ema_update=request.ema_update,
-            accumulate=request.accumulate,
-            weight=request.weight,
-            ranks=request.ranks,
-        )
+    counts = learn_apart(state, inputs, indices, mask, request) if learns else None
     state.record_embed()
     return InPlaceStep(loss.detach(), counts)
 

@@ -9,10 +9,11 @@ from torch import Tensor
 from torchvq._base.ranks import Ranks, joined_signature
 from torchvq._base.readable import is_readable_after_wait
 from torchvq._codebook.losses import SearchedTokens
-from torchvq._codebook.stats import draws_frozen
+from torchvq._codebook.stats import begin_step, draws_frozen
 from torchvq.codebook import Codebook
 
 if TYPE_CHECKING:
+    from torchvq._codebook.request import Request
     from torchvq.vector_quantize import VectorQuantize
 
 _ops = torch.ops.torchvq
@@ -106,6 +107,23 @@ def learn_together(
     for codebook in codebooks[: len(tokens)]:
         codebook.keep_in_shards()
     return [found if part.trains else None for found, part in zip(counts, tokens, strict=True)]
+
+
+def learn_apart(
+    codebook: Codebook, inputs: Tensor, indices: Tensor, mask: Tensor | None, request: "Request"
+) -> Tensor | None:
+    """Learns outside the operator of a step, where Python code runs between statistics and update, or before the
+    search; the counts, if it learnt."""
+    begin_step([codebook])
+    return codebook.learn(
+        inputs,
+        indices,
+        mask,
+        ema_update=request.ema_update,
+        accumulate=request.accumulate,
+        weight=request.weight,
+        ranks=request.ranks,
+    )
 
 
 def learn_alike(codebooks: Sequence[Codebook]) -> bool:

@@ -9,7 +9,7 @@ from torchvq._base.layout import Layout
 from torchvq._base.lean_call import without_defaults
 from torchvq._codebook.in_flight import StepInFlight, may_overlap
 from torchvq._codebook.in_place import InPlaceStep, learns_in_place
-from torchvq._codebook.learning import StepTokens
+from torchvq._codebook.learning import StepTokens, learn_apart
 from torchvq._codebook.losses import (
     loss_options,
     orthogonal_loss,
@@ -102,7 +102,9 @@ def _train(
     if apart:
         mask = _head_mask(vq, request)
         counts = (
-            _learn_apart(vq, inputs, head_indices, mask, request) if own is None else own.counts
+            learn_apart(codebook, inputs, head_indices, mask, request)
+            if own is None
+            else own.counts
         )
         if vq.has_codebook_orthogonal_loss:
             orthogonal = orthogonal_loss(vq, head_indices)
@@ -207,23 +209,6 @@ def _learn_later(
     finish_step([vq], [indices], [], [mask], request.ranks, drew=False)
     tokens = StepTokens(inputs, indices, mask)
     return StepInFlight([codebook], [tokens], request.ranks, request.ema_update, request.weight)
-
-
-def _learn_apart(
-    vq: "VectorQuantize", inputs: Tensor, indices: Tensor, mask: Tensor | None, request: Request
-) -> Tensor | None:
-    """Learns outside the operator, with Python code between statistics and update; the counts, if it learnt."""
-    codebook = vq._codebook
-    begin_step([codebook])
-    return codebook.learn(
-        inputs,
-        indices,
-        mask,
-        ema_update=request.ema_update,
-        accumulate=request.accumulate,
-        weight=request.weight,
-        ranks=request.ranks,
-    )
 
 
 def _zeros_for_masked(vq: "VectorQuantize", before: Tensor | None) -> bool:

@@ -63,9 +63,10 @@ def search(
         steps: open until the end of the step.
         siblings: what each has to know of the others, if there are any.
     """
-    for stack in started:
-        for level in stack.rvq.levels:
-            check_level(level, stack.request.frozen or level.freeze_codebook)
+    levels = [(level, stack.request.frozen) for stack in started for level in stack.rvq.levels]
+    if any(level.training for level, _ in levels):  # otherwise none learns
+        for level, frozen in levels:
+            check_level(level, frozen or level.freeze_codebook)
     return [_search(stack, steps, siblings) for stack in started]
 
 
