@@ -243,12 +243,14 @@ def replace_dead_codes_(
     cooldown_steps: int = 0,
     metric: str = "euclidean",
     replace_used: bool = False,
+    most_per_token: float | None = None,
 ) -> Tensor:
     """Replaces dead codes by distinct random tokens of ``x`` (H, N, D), in place; returns replaced codes per head.
 
     A code is dead if ``cluster_size`` is below ``threshold`` (or ``threshold_fraction`` of the mean, if that is more),
     it has no token in this step (``counts``) unless ``replace_used``, and its ``cooldown`` is 0. The choice depends on
-    the set of tokens and ``rng``, not on their order. Without any token in ``counts`` cool-downs stay.
+    the set of tokens and ``rng``, not on their order. Without any token in ``counts`` cool-downs stay. With
+    ``most_per_token`` at most that many codes are replaced for each token in ``counts``, rounded up.
 
     ``torch.ops.torchvq.replace_dead_codes_`` takes lists, an entry for each of several codebooks.
     """
@@ -267,6 +269,7 @@ def replace_dead_codes_(
         cooldown_steps=cooldown_steps,
         metric=metric,
         replace_used=replace_used,
+        most_per_token=most_per_token,
     )
 
 
@@ -295,6 +298,7 @@ def replace_with_candidates_(
     reset_cluster_size: float = 2.0,
     cooldown_steps: int = 0,
     replace_used: bool = False,
+    most_per_token: float | None = None,
 ) -> Tensor:
     """Second half of :func:`replace_dead_codes_`: replaces dead codes by given candidates, in place."""
     return torch.ops.torchvq.replace_with_candidates_(
@@ -311,6 +315,7 @@ def replace_with_candidates_(
         reset_cluster_size=reset_cluster_size,
         cooldown_steps=cooldown_steps,
         replace_used=replace_used,
+        most_per_token=most_per_token,
     )
 
 

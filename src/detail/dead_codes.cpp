@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
+#include <ATen/ops/minimum.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/where.h>
@@ -86,15 +87,23 @@ void count_down(const at::Tensor& cooldown, const at::Tensor& counts) {
   cooldown.sub_(counts.any().to(cooldown.scalar_type())).clamp_min_(0);
 }
 
-at::Tensor enough_candidates(const DeadCodeState& state, const at::Tensor& dead,
-                             const at::Tensor& keys, const at::Tensor& rows,
-                             const at::Tensor& rng) {
-  const auto distinct = sort_distinct(keys).first;
-  return usable_keys(state, dead, distinct, rows, rng).sum(1).ge(dead.sum(1));
+at::Tensor most_replaced(const at::Tensor& dead, const at::Tensor& counts,
+                         const DeadCodeArguments& arguments) {
+  const auto number = dead.sum(1);
+  if (!arguments.most_per_token) return number;
+  const auto most = (counts.sum(1).to(at::kDouble) * *arguments.most_per_token).ceil();
+  return at::minimum(number, most.clamp_max(static_cast<double>(dead.size(1))).to(at::kLong));
 }
 
-at::Tensor replace_codes(const DeadCodeState& state, const DeadCodes& codes, const at::Tensor& keys,
-                         const at::Tensor& rows, const at::Tensor& rng,
+at::Tensor enough_candidates(const DeadCodeState& state, const at::Tensor& dead,
+                             const at::Tensor& most, const at::Tensor& keys, const at::Tensor& rows,
+                             const at::Tensor& rng) {
+  const auto distinct = sort_distinct(keys).first;
+  return usable_keys(state, dead, distinct, rows, rng).sum(1).ge(most);
+}
+
+at::Tensor replace_codes(const DeadCodeState& state, const DeadCodes& codes, const at::Tensor& most,
+                         const at::Tensor& keys, const at::Tensor& rows, const at::Tensor& rng,
                          const DeadCodeArguments& arguments) {
   const auto& [limits, dead] = codes;
   const auto [distinct, positions] = sort_distinct(keys);
@@ -102,7 +111,7 @@ at::Tensor replace_codes(const DeadCodeState& state, const DeadCodes& codes, con
   const auto order =
       std::get<1>(at::sort(usable.to(at::kInt), /*stable=*/true, /*dim=*/1, /*descending=*/true));
 
-  const auto taken = draw(dead, rng, usable.sum(1, /*keepdim=*/true));
+  const auto taken = draw(dead, rng, at::minimum(usable.sum(1), most).unsqueeze(1));
   // The j-th taken code gets the j-th usable candidate.
   const auto slot = (taken.cumsum(1) - 1).clamp(0, keys.size(1) - 1);
   const auto candidates = narrowed(gather_rows(rows, positions.gather(1, order.gather(1, slot))),
@@ -111,10 +120,10 @@ at::Tensor replace_codes(const DeadCodeState& state, const DeadCodes& codes, con
   const auto size =
       limits.clamp_min(arguments.reset_cluster_size).to(state.cluster_size.scalar_type());
   const auto fresh = taken.unsqueeze(-1);
-  const double most = largest(state.embed_avg.scalar_type());
+  const double bound = largest(state.embed_avg.scalar_type());
   state.embed.copy_(at::where(fresh, candidates, state.embed));
   state.embed_avg.copy_(
-      at::where(fresh, (candidates * size.unsqueeze(-1)).clamp(-most, most), state.embed_avg));
+      at::where(fresh, (candidates * size.unsqueeze(-1)).clamp(-bound, bound), state.embed_avg));
   state.cluster_size.copy_(at::where(taken, size, state.cluster_size));
   state.cooldown.masked_fill_(taken, arguments.cooldown_steps);
   return taken.sum(1);

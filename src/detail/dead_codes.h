@@ -34,6 +34,7 @@ struct DeadCodeArguments {
   double reset_cluster_size;
   int64_t cooldown_steps;
   bool replace_used;
+  std::optional<double> most_per_token = std::nullopt;
 };
 
 /// The dead codes of a step.
@@ -50,15 +51,20 @@ DeadCodes find_dead_codes(const DeadCodeState& state, const at::Tensor& counts,
 /// Cool-downs fall by 1 to 0 in a step that has a token; reads nothing on the host.
 void count_down(const at::Tensor& cooldown, const at::Tensor& counts);
 
-/// (H,) bool: whether at least as many candidates as dead codes differ from every live code.
-at::Tensor enough_candidates(const DeadCodeState& state, const at::Tensor& dead,
-                             const at::Tensor& keys, const at::Tensor& rows, const at::Tensor& rng);
+/// (H,) int64: how many of the dead codes a step with these counts replaces at most.
+at::Tensor most_replaced(const at::Tensor& dead, const at::Tensor& counts,
+                         const DeadCodeArguments& arguments);
 
-/// Replaces dead codes by the candidates that differ from every live code, in the order of their
-/// keys; their cluster size is then reset_cluster_size, or their limit where that is more. Returns
-/// replaced codes (H,).
-at::Tensor replace_codes(const DeadCodeState& state, const DeadCodes& codes, const at::Tensor& keys,
-                         const at::Tensor& rows, const at::Tensor& rng,
+/// (H,) bool: whether at least `most` candidates differ from every live code.
+at::Tensor enough_candidates(const DeadCodeState& state, const at::Tensor& dead,
+                             const at::Tensor& most, const at::Tensor& keys, const at::Tensor& rows,
+                             const at::Tensor& rng);
+
+/// Replaces at most `most` dead codes by the candidates that differ from every live code, in the
+/// order of their keys; their cluster size is then reset_cluster_size, or their limit where that is
+/// more. Returns replaced codes (H,).
+at::Tensor replace_codes(const DeadCodeState& state, const DeadCodes& codes, const at::Tensor& most,
+                         const at::Tensor& keys, const at::Tensor& rows, const at::Tensor& rng,
                          const DeadCodeArguments& arguments);
 
 }  // namespace torchvq::detail

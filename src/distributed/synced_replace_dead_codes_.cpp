@@ -106,7 +106,8 @@ Offered unpack_offered(const Arguments& arguments, const std::vector<at::Tensor>
     auto [candidates, complete] = unpack_offers(words.narrow(1, begin, size), shape, count);
     begin += size;
     const auto state = state_of(arguments, c);
-    found.sufficient[c] = detail::enough_candidates(state, dead[c], candidates.keys,
+    const auto most = detail::most_replaced(dead[c], arguments.counts[c], arguments.dead);
+    found.sufficient[c] = detail::enough_candidates(state, dead[c], most, candidates.keys,
                                                     candidates.rows, arguments.rng[c])
                               .logical_or(complete)
                               .all();
@@ -183,7 +184,8 @@ at::Tensor replace_chosen(const Arguments& arguments, const Repair& repair) {
                                         .threshold_fraction = rules.threshold_fraction,
                                         .reset_cluster_size = rules.reset_cluster_size,
                                         .cooldown_steps = rules.cooldown_steps,
-                                        .replace_used = rules.replace_used};
+                                        .replace_used = rules.replace_used,
+                                        .most_per_token = rules.most_per_token};
   const auto of_chosen = [&](at::TensorList all) {
     std::vector<at::Tensor> chosen;
     for (const auto c : repair.chosen) chosen.push_back(all[c]);
@@ -231,7 +233,7 @@ using SyncedReplaceDeadCodesSignature = at::Tensor(
     at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
     at::TensorList, at::TensorList, double, double, double, int64_t, std::string_view,
     std::string_view, std::string_view, const std::optional<at::Tensor>&, std::string_view,
-    const std::optional<at::Tensor>&, bool);
+    const std::optional<at::Tensor>&, bool, std::optional<double>);
 
 at::Tensor synced_replace_dead_codes_any(
     at::TensorList embed, at::TensorList embed_avg, at::TensorList cluster_size,
@@ -239,16 +241,16 @@ at::Tensor synced_replace_dead_codes_any(
     at::TensorList mask, double threshold, double threshold_fraction, double reset_cluster_size,
     int64_t cooldown_steps, std::string_view metric, std::string_view group_name,
     std::string_view label, const std::optional<at::Tensor>& offered, std::string_view reduction,
-    const std::optional<at::Tensor>& due, bool replace_used) {
-  const Arguments arguments{
-      {embed, embed_avg, cluster_size, cooldown},
-      {x, mask},
-      counts,
-      rng,
-      {threshold, threshold_fraction, reset_cluster_size, cooldown_steps, replace_used},
-      offered.value_or(at::Tensor()),
-      reduction,
-      !due.has_value() || due->item<bool>()};
+    const std::optional<at::Tensor>& due, bool replace_used, std::optional<double> most_per_token) {
+  const Arguments arguments{{embed, embed_avg, cluster_size, cooldown},
+                            {x, mask},
+                            counts,
+                            rng,
+                            {threshold, threshold_fraction, reset_cluster_size, cooldown_steps,
+                             replace_used, most_per_token},
+                            offered.value_or(at::Tensor()),
+                            reduction,
+                            !due.has_value() || due->item<bool>()};
   const bool unit = check_dead_code_arguments(arguments, metric);
   return replace(Group(group_name, {std::string(label), rng[0]}), arguments, unit);
 }
@@ -259,16 +261,17 @@ at::Tensor synced_replace_dead_codes_meta(
     at::TensorList mask, double threshold, double threshold_fraction, double reset_cluster_size,
     int64_t cooldown_steps, std::string_view metric, std::string_view /*group_name*/,
     std::string_view /*label*/, const std::optional<at::Tensor>& /*offered*/,
-    std::string_view reduction, const std::optional<at::Tensor>& /*due*/, bool replace_used) {
-  check_dead_code_arguments(
-      {{embed, embed_avg, cluster_size, cooldown},
-       {x, mask},
-       counts,
-       rng,
-       {threshold, threshold_fraction, reset_cluster_size, cooldown_steps, replace_used},
-       {},
-       reduction},
-      metric);
+    std::string_view reduction, const std::optional<at::Tensor>& /*due*/, bool replace_used,
+    std::optional<double> most_per_token) {
+  check_dead_code_arguments({{embed, embed_avg, cluster_size, cooldown},
+                             {x, mask},
+                             counts,
+                             rng,
+                             {threshold, threshold_fraction, reset_cluster_size, cooldown_steps,
+                              replace_used, most_per_token},
+                             {},
+                             reduction},
+                            metric);
   c10::SymInt heads = 0;
   for (const auto& one : embed) heads = heads + one.sym_size(0);
   return counts[0].new_empty_symint({heads});
@@ -285,7 +288,8 @@ at::Tensor synced_replace_dead_codes_(const CodebookStates& states, at::TensorLi
   return op.call(states.embed, states.embed_avg, states.cluster_size, states.cooldown, x, counts,
                  rng, options.mask, dead.threshold, dead.threshold_fraction,
                  dead.reset_cluster_size, dead.cooldown_steps, dead.metric, options.group_name,
-                 options.label, options.offered, options.reduction, options.due, dead.replace_used);
+                 options.label, options.offered, options.reduction, options.due, dead.replace_used,
+                 dead.most_per_token);
 }
 
 }  // namespace torchvq::distributed
@@ -297,8 +301,8 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "Tensor(d!)[] cooldown, Tensor[] x, Tensor[] counts, Tensor[] rng, *, Tensor[] mask, "
       "float threshold, float threshold_fraction=0, float reset_cluster_size, int cooldown_steps, "
       "str metric=\"euclidean\", str group_name=\"\", str label=\"quantizer\", "
-      "Tensor? offered=None, str reduction=\"exact\", Tensor? due=None, bool replace_used=False) "
-      "-> Tensor replaced",
+      "Tensor? offered=None, str reduction=\"exact\", Tensor? due=None, bool replace_used=False, "
+      "float? most_per_token=None) -> Tensor replaced",
       torchvq::detail::waits());
 }
 

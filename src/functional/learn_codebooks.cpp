@@ -36,9 +36,9 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// None: protecting a replaced code starves codebooks whose threshold is above the mean cluster size
-// (docs/design/statistics.md).
-constexpr int64_t kCooldownSteps = 0;
+// With a threshold that the tokens of a step cannot meet, more would replace codes before they have
+// learnt anything (docs/design/statistics.md).
+constexpr double kMostReplacedPerToken = 0.25;
 
 /// One mask per codebook, or none at all.
 Tensors masks_of(const std::vector<StepTokens>& tokens) {
@@ -126,9 +126,8 @@ Message message_of(const std::vector<CodebookState>& states, const std::vector<S
     x.push_back(all[i].x);
     indices.push_back(all[i].indices);
     exponents.push_back(ops::code_exponents(wide[i]));
-    for (const auto& tensor : {states[i].cluster_size, states[i].embed_avg, states[i].cooldown}) {
+    for (const auto& tensor : {states[i].cluster_size, states[i].embed_avg, states[i].cooldown})
       synced.state.push_back(tensor);
-    }
   }
   return message;
 }
@@ -190,24 +189,25 @@ void finish_compatibly(const CodebookState& state, const at::Tensor& counts, con
 }
 
 ops::DeadCodeOptions dead_code_options(const LearnCodebooksOptions& options) {
+  const bool compat = options.vqp_compat();
   return {.threshold = options.threshold(),
           .threshold_fraction = options.threshold_fraction(),
           .reset_cluster_size = options.reset_cluster_size(),
-          .cooldown_steps = kCooldownSteps,
           .metric = options.metric(),
           // In the reference a code may be replaced in the same step that used it.
-          .replace_used = options.vqp_compat()};
+          .replace_used = compat,
+          .most_per_token = compat ? std::nullopt : std::optional(kMostReplacedPerToken)};
 }
 
 at::Tensor replace_synced(const distributed::CodebookStates& state, const Tensors& x,
                           const std::vector<StepTokens>& tokens, const Tensors& counts,
                           const Tensors& rng, const LearnCodebooksOptions& options,
-                          const Exchanged& exchanged) {
+                          const ops::DeadCodeOptions& dead, const Exchanged& exchanged) {
   distributed::SyncedDeadCodeOptions synced;
   // Only what all messages need.  NOLINTNEXTLINE(cppcoreguidelines-slicing)
   static_cast<distributed::SyncOptions&>(synced) = options.ranks();
   synced.mask = masks_of(tokens);
-  synced.dead = dead_code_options(options);
+  synced.dead = dead;
   if (exchanged.offered.defined()) synced.offered = exchanged.offered;
   if (exchanged.due.defined()) synced.due = exchanged.due;
   synced.reduction = options.ranks().reduction;
@@ -217,19 +217,18 @@ at::Tensor replace_synced(const distributed::CodebookStates& state, const Tensor
 /// Replaces dead codes by tokens.
 void replace(const std::vector<CodebookState>& states, const std::vector<StepTokens>& tokens,
              const Tensors& wide, const Tensors& counts, const LearnCodebooksOptions& options,
-             const Exchanged& exchanged) {
+             const ops::DeadCodeOptions& dead, const Exchanged& exchanged) {
   Tensors x;
   for (const auto& level : tokens) x.push_back(level.x);
   const auto embed_avg = member_of(states, &CodebookState::embed_avg);
   const auto cluster_size = member_of(states, &CodebookState::cluster_size);
   const auto cooldown = member_of(states, &CodebookState::cooldown);
   const auto rng = generators(states, exchanged);
-  const auto replaced =
-      options.ranks().alone()
-          ? ops::replace_dead_codes_(wide, embed_avg, cluster_size, cooldown, x, counts, rng,
-                                     masks_of(tokens), dead_code_options(options))
-          : replace_synced({wide, embed_avg, cluster_size, cooldown}, x, tokens, counts, rng,
-                           options, exchanged);
+  const auto replaced = options.ranks().alone()
+                            ? ops::replace_dead_codes_(wide, embed_avg, cluster_size, cooldown, x,
+                                                       counts, rng, masks_of(tokens), dead)
+                            : replace_synced({wide, embed_avg, cluster_size, cooldown}, x, tokens,
+                                             counts, rng, options, dead, exchanged);
   int64_t from = 0;
   Tensors own;
   for (const auto& state : states) {
@@ -251,13 +250,12 @@ void replace(const std::vector<CodebookState>& states, const std::vector<StepTok
 void finish(const std::vector<CodebookState>& states, const std::vector<StepTokens>& tokens,
             const Tensors& wide, const Tensors& counts, const LearnCodebooksOptions& options,
             const Exchanged& exchanged = {}) {
-  for (size_t i = 0; i < tokens.size(); ++i) {
+  for (size_t i = 0; i < tokens.size(); ++i)
     finish_compatibly(states[i], counts[i], wide[i], options);
-  }
   if (!options.replaces()) return;
   const auto used = static_cast<std::ptrdiff_t>(tokens.size());
   replace({states.begin(), states.begin() + used}, tokens, {wide.begin(), wide.begin() + used},
-          counts, options, exchanged);
+          counts, options, dead_code_options(options), exchanged);
 }
 
 /// Updates averages and codes from statistics; returns their counts.
@@ -493,7 +491,9 @@ void expire_codes_(const std::vector<CodebookState>& states, at::TensorList x,
     tokens.push_back({x[i], {}, std::nullopt});
     unused.push_back(at::zeros_like(states[i].cooldown));
   }
-  replace(states, tokens, wide.codes(), unused, options, {});
+  auto dead = dead_code_options(options);
+  dead.most_per_token = std::nullopt;  // all at once
+  replace(states, tokens, wide.codes(), unused, options, dead, {});
   wide.store(states.size());
 }
 

@@ -1,4 +1,4 @@
-// The random order in which dead codes are replaced if there are fewer tokens than dead codes.
+// The random order in which dead codes are replaced if not all of them are.
 #pragma once
 
 #include <cstdint>

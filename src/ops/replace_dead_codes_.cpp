@@ -62,6 +62,10 @@ void check_dead_code_rules(const char* op, const DeadCodeArguments& arguments) {
     TORCH_CHECK_VALUE(value >= 0 && value <= kMost, op, ": expected ", name,
                       " to be in [0, 2^63], but got ", value);
   }
+  if (const auto most = arguments.most_per_token) {
+    TORCH_CHECK_VALUE(*most >= 0 && *most <= kMost, op,
+                      ": expected most_per_token to be in [0, 2^63], but got ", *most);
+  }
   TORCH_CHECK_VALUE(arguments.cooldown_steps >= 0 &&
                         arguments.cooldown_steps <= std::numeric_limits<int32_t>::max(),
                     op, ": expected cooldown_steps to be in [0, 2^31), but got ",
@@ -108,13 +112,14 @@ at::Tensor replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
                                at::TensorList cluster_size, at::TensorList cooldown,
                                at::TensorList x, at::TensorList counts, at::TensorList rng,
                                at::TensorList mask, const DeadCodeOptions& options) {
-  using Signature = at::Tensor(at::TensorList, at::TensorList, at::TensorList, at::TensorList,
-                               at::TensorList, at::TensorList, at::TensorList, at::TensorList,
-                               double, double, double, int64_t, std::string_view, bool);
+  using Signature =
+      at::Tensor(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+                 at::TensorList, at::TensorList, at::TensorList, double, double, double, int64_t,
+                 std::string_view, bool, std::optional<double>);
   static auto op = detail::op_handle<Signature>("torchvq::replace_dead_codes_");
   return op.call(embed, embed_avg, cluster_size, cooldown, x, counts, rng, mask, options.threshold,
                  options.threshold_fraction, options.reset_cluster_size, options.cooldown_steps,
-                 options.metric, options.replace_used);
+                 options.metric, options.replace_used, options.most_per_token);
 }
 
 at::Tensor replace_dead_codes_(at::Tensor embed, at::Tensor embed_avg, at::Tensor cluster_size,
@@ -137,5 +142,6 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "Tensor(d!)[] cooldown, "
       "Tensor[] x, Tensor[] counts, Tensor[] rng, *, Tensor[] mask, float threshold, float "
       "threshold_fraction=0, float reset_cluster_size, "
-      "int cooldown_steps, str metric=\"euclidean\", bool replace_used=False) -> Tensor replaced");
+      "int cooldown_steps, str metric=\"euclidean\", bool replace_used=False, float? "
+      "most_per_token=None) -> Tensor replaced");
 }

@@ -66,11 +66,11 @@ at::Tensor replace_with_candidates_(at::TensorList embed, at::TensorList embed_a
                                     at::TensorList rng, const DeadCodeOptions& options) {
   using Signature = at::Tensor(at::TensorList, at::TensorList, at::TensorList, at::TensorList,
                                at::TensorList, at::TensorList, at::TensorList, at::TensorList,
-                               double, double, double, int64_t, bool);
+                               double, double, double, int64_t, bool, std::optional<double>);
   static auto op = detail::op_handle<Signature>("torchvq::replace_with_candidates_");
   return op.call(embed, embed_avg, cluster_size, cooldown, keys, rows, counts, rng,
                  options.threshold, options.threshold_fraction, options.reset_cluster_size,
-                 options.cooldown_steps, options.replace_used);
+                 options.cooldown_steps, options.replace_used, options.most_per_token);
 }
 
 at::Tensor replace_with_candidates_(at::Tensor embed, at::Tensor embed_avg, at::Tensor cluster_size,
@@ -92,5 +92,5 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "replace_with_candidates_(Tensor(a!)[] embed, Tensor(b!)[] embed_avg, Tensor(c!)[] "
       "cluster_size, Tensor(d!)[] cooldown, Tensor[] keys, Tensor[] rows, Tensor[] counts, "
       "Tensor[] rng, *, float threshold, float threshold_fraction=0, float reset_cluster_size, int "
-      "cooldown_steps, bool replace_used=False) -> Tensor replaced");
+      "cooldown_steps, bool replace_used=False, float? most_per_token=None) -> Tensor replaced");
 }

@@ -116,6 +116,21 @@ def test_replacement_is_that_of_one_process(ranks: Ranks, split: str, metric: st
         assert traffic[:3] == (0, 1, 0), "one gather for all levels"
 
 
+@pytest.mark.parametrize("most", [0.05, 0.5])
+def test_the_tokens_of_all_ranks_limit_the_number(ranks: Ranks, most: float):
+    sizes, dead = [7, 33, 4], [6, 20, 0]
+    wanted = make_state(sizes, dead)
+    number = one_process(wanted, *batches("even", ranks.size, 3), "euclidean", most_per_token=most)
+    tokens = torch.cat([counts.sum(1) for counts in wanted["counts"]])
+    limits = (tokens * most).ceil().long()
+    assert number.tolist() == [min(limits[i].item(), [6, 20, 0][i // 2]) for i in range(6)]
+    for state, replaced, _ in ranks.run(
+        on_rank, ranks.size, "even", sizes, dead, 3, {"most_per_token": most}
+    ):
+        assert_same(state, wanted)
+        assert torch.equal(replaced, number)
+
+
 def test_other_reductions_are_refused() -> None:
     x, mask = batches("even", 1, 1)
     with pytest.raises(ValueError, match='reduction to be "exact" or "float", but got "half"'):

@@ -255,10 +255,11 @@ CASES: dict[str, Case] = {
     ),
     "replace_dead_codes_ two codebooks": Case(
         tuple([part, part.clone()] for part in (*state(), X, COUNTS, RNG)),
-        RULES | dict(mask=[MASK, MASK], replace_used=True),
+        RULES | dict(mask=[MASK, MASK], replace_used=True, most_per_token=0.5),
     ),
     "replace_with_candidates_": Case(
-        tuple([part] for part in (*state(), *CANDIDATES, COUNTS, RNG)), RULES
+        tuple([part] for part in (*state(), *CANDIDATES, COUNTS, RNG)),
+        RULES | dict(most_per_token=0.5),
     ),
     "synced_code_statistics": Case(
         ([X], [INDICES], [ops.code_exponents(CODES)]), dict(mask=[MASK], state=[CODES])

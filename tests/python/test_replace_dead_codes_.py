@@ -191,13 +191,41 @@ def test_of_more_dead_codes_than_tokens_a_random_part_is_replaced(
     state[2][:, 1:] = torch.rand(HEADS, CODES - 1, generator=generator)
     x, counts, _ = make_batch(generator, tokens=3)
     numbers = expected_uniform(seed & MASK, step, 3, HEADS * CODES, 53, stream=1)
-    assert replace_dead_codes_(*state, x, counts, torch.tensor([seed, step]), **GOOD).tolist() == [
-        3,
-        3,
-    ]
+    replaced = replace_dead_codes_(*state, x, counts, torch.tensor([seed, step]), **GOOD)
+    assert replaced.tolist() == [3, 3]
     for head in range(HEADS):
         first = sorted(range(1, CODES), key=lambda k: numbers[head * CODES + k])[:3]
         assert state[3][head].nonzero().flatten().tolist() == sorted(first)
+
+
+@pytest.mark.parametrize(
+    ("most_per_token", "counted", "wanted"),
+    [
+        (0.5, (5, 6), (3, 3)),
+        (0.5, (1, 40), (1, 7)),
+        (0.5, (0, 13), (0, 7)),
+        (0.25, (4, 5), (1, 2)),
+        (2.0, (1, 3), (2, 6)),
+        (0.0, (30, 30), (0, 0)),
+        (2.0**63, (1, 0), (7, 0)),
+        (None, (0, 1), (7, 7)),
+    ],
+)
+def test_a_step_replaces_at_most_so_many_codes_for_each_token(
+    replace_dead_codes_, most_per_token, counted, wanted, generator
+):
+    """A random part of the 7 dead codes by the tokens with the smallest keys, each head by its own counts."""
+    state = make_state(generator, dead=range(1, CODES))
+    x, counts, rng = make_batch(generator)
+    counts[:, 0] = torch.tensor(counted)
+    keys, candidates = ops.dead_code_candidates(x, rng, CODES)
+    replaced = replace_dead_codes_(*state, x, counts, rng, most_per_token=most_per_token, **GOOD)
+    assert replaced.tolist() == list(wanted)
+    numbers = expected_uniform(7, 3, 3, HEADS * CODES, 53, stream=1)
+    for head, number in enumerate(wanted):
+        first = sorted(range(1, CODES), key=lambda k: numbers[head * CODES + k])[:number]
+        assert state[3][head].nonzero().flatten().tolist() == sorted(first)
+        assert torch.equal(state[0][head, sorted(first)], candidates[head, :number])
 
 
 def test_every_dead_code_is_replaced_equally_often():
@@ -438,6 +466,18 @@ def test_bad_arguments_are_named_and_change_nothing(replace_dead_codes_, generat
             {"reset_cluster_size": -1.0},
             ValueError,
             "expected reset_cluster_size to be",
+        ),
+        (
+            (*state, x, counts, rng),
+            {"most_per_token": -0.5},
+            ValueError,
+            r"expected most_per_token to be in \[0, 2\^63\], but got -0.5",
+        ),
+        (
+            (*state, x, counts, rng),
+            {"most_per_token": math.nan},
+            ValueError,
+            "expected most_per_token to be in",
         ),
         (
             (*state, x, counts, rng),

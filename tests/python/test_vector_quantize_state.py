@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import pickle
 from copy import deepcopy
 from pathlib import Path
@@ -229,6 +230,26 @@ def test_torch_distributed_checkpoint_finds_all_state(options: dict[str, Any]) -
     other = build("learnable" if "sync_every" not in options else "default", seed=7, **options)
     set_model_state_dict(other, deepcopy(state))
     assert_continues_alike(other, module)
+
+
+@pytest.mark.parametrize(("compat", "sync_every"), [(False, 1), (False, 3), (True, 1)])
+def test_a_step_replaces_at_most_one_code_for_every_four_tokens(
+    compat: bool, sync_every: int
+) -> None:
+    """With vqp_compat every token may replace one, and so it is in expire_codes_()."""
+    module = VectorQuantize(
+        8, 64, threshold_ema_dead_code=2, vqp_compat=compat, sync_every=sync_every
+    )
+    module.codebook = torch.randn(64, 8) + 100
+    tokens = torch.randn(sync_every, 11, 8)
+    mask = torch.ones(1, 11, dtype=torch.bool)
+    mask[:, 4:6] = False
+    for x in tokens:
+        module(x[None], mask=mask)
+    counted = 9 * sync_every
+    assert module.stats().replaced == (counted if compat else math.ceil(counted / 4))
+    module.expire_codes_(torch.randn(1, 30, 8))
+    assert module.stats().replaced == 30
 
 
 def test_expire_codes_changes_nothing_in_evaluation_or_without_a_threshold() -> None:

@@ -88,7 +88,7 @@ TORCHVQ_API std::vector<CodeStatistics> collect_statistics(const std::vector<Cod
                                                            const LearnCodebooksOptions& options);
 
 /// Updates averages and codes from statistics, then replaces dead codes by tokens of this step, of
-/// all ranks.
+/// all ranks: at most one code for every four tokens, unless `vqp_compat`.
 ///
 /// @param weight  (K,), (H, K) or scalar: multiplies 1 - decay. Default: 1.
 TORCHVQ_API void learn_from_statistics_(const std::vector<CodebookState>& states,
@@ -111,7 +111,8 @@ TORCHVQ_API std::vector<at::Tensor> learn_codebooks_(
     const std::vector<CodebookState>& states, const std::vector<StepTokens>& tokens,
     const LearnCodebooksOptions& options, const std::optional<at::Tensor>& weight = std::nullopt);
 
-/// Replaces dead codes by tokens (H, T, D) of all ranks, without learning from these tokens.
+/// Replaces dead codes by tokens (H, T, D) of all ranks, without learning from these tokens; each
+/// token may replace one.
 TORCHVQ_API void expire_codes_(const std::vector<CodebookState>& states, at::TensorList x,
                                const LearnCodebooksOptions& options);
 

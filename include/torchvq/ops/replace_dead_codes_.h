@@ -29,6 +29,9 @@ struct DeadCodeOptions {
   /// Whether codes with tokens in this step can be dead, as in vector-quantize-pytorch.
   /// Default: false.
   bool replace_used = false;
+  /// Codes that a step replaces at most for each of its tokens (the sum of counts), rounded up, in
+  /// [0, 2^63]. Default: no limit but the number of tokens.
+  std::optional<double> most_per_token = std::nullopt;
 };
 
 /// Replaces dead codes by distinct tokens of the batch, drawn at random.
@@ -37,8 +40,8 @@ struct DeadCodeOptions {
 ///                        (counts[k] == 0 or replace_used)
 ///              candidates: distinct usable tokens by rising key, key = hash(bits of the vector,
 ///              seed, step, head), without tokens that equal a live code. Dead codes take them in
-///              the order of their index; if there are fewer candidates than dead codes, a random
-///              part of the codes takes them and the rest stay. A replaced code: embed
+///              the order of their index; if there are fewer candidates than dead codes, or fewer may
+///              be replaced, a random part of the codes takes them and the rest stay. A replaced code: embed
 ///              = token, cluster_size = reset_cluster_size, embed_avg = token * reset_cluster_size,
 ///              cooldown = cooldown_steps. Other cooldowns count down by 1 to 0 if any code has a
 ///              token in this step.

@@ -38,12 +38,11 @@ def check_level(vq: "VectorQuantize", frozen: bool) -> None:
     codebook = vq._codebook
     if codebook.replaying:
         return  # the recomputation of a step that was checked
-    codebook.checked_embed()
-    if not vq.training:
-        return
     if trains(vq, frozen) and codebook.learns(vq.ema_update):
         codebook.check_averages()
-    if not torch.compiler.is_compiling():  # the operators check options while they are traced
+    else:
+        codebook.checked_embed()
+    if vq.training and not torch.compiler.is_compiling():  # the operators check options while they are traced
         _check_options(vq)
 
 

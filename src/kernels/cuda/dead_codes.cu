@@ -46,6 +46,13 @@ __device__ bool has_tokens(const DeadCodeTask<T>& task) {
   return of_block(any, [](int a, int b) { return a | b; }) != 0;
 }
 
+/// Of `dead` codes those that a step of `tokens` tokens replaces at most.
+template <typename T>
+__device__ int64_t most_replaced(const DeadCodeTask<T>& task, int64_t dead, int64_t tokens) {
+  const double most = ceil(static_cast<double>(tokens) * task.most_per_token);
+  return most < static_cast<double>(dead) ? static_cast<int64_t>(most) : dead;  // NaN: no limit
+}
+
 /// One block per head: finds and counts the dead codes.
 template <typename T>
 __global__ void __launch_bounds__(kSizeThreads, 1) find_dead(Tasks<DeadCodeTask<T>> tasks) {
@@ -58,7 +65,7 @@ __global__ void __launch_bounds__(kSizeThreads, 1) find_dead(Tasks<DeadCodeTask<
     const double total = total_of_block(task.cluster_size + first, size);
     double limit = total / static_cast<double>(size) * task.threshold_fraction;
     if (limit < task.threshold) limit = task.threshold;  // if NaN, no code is dead
-    long long dead = 0;
+    long long dead = 0, tokens = 0;
     for (int64_t k = threadIdx.x; k < size; k += kSizeThreads) {
       const double own = task.cluster_size[first + k];
       const bool ready = cools_down(task, first + k, falls);
@@ -66,11 +73,15 @@ __global__ void __launch_bounds__(kSizeThreads, 1) find_dead(Tasks<DeadCodeTask<
       const bool is_dead = ready && own < limit && !spared;
       task.order[first + k] = is_dead ? dead_code_number(key, first + k) : kBehindDeadCodes;
       dead += is_dead;
+      tokens += task.counts[first + k];
     }
-    dead = of_block(dead, [](long long a, long long b) { return a + b; });
+    const auto sum = [](long long a, long long b) { return a + b; };
+    dead = of_block(dead, sum);
+    tokens = of_block(tokens, sum);
     if (threadIdx.x != 0) continue;
-    task.candidates.wanted[head] = dead;
-    task.reset[head] = limit < task.reset_cluster_size ? task.reset_cluster_size : limit;
+    task.candidates.wanted[head] = most_replaced(task, dead, tokens);
+    task.of_head[head].dead = dead;
+    task.of_head[head].reset = limit < task.reset_cluster_size ? task.reset_cluster_size : limit;
   }
 }
 
@@ -101,8 +112,8 @@ __global__ void __launch_bounds__(kRowThreads) add_live_codes(Tasks<DeadCodeTask
   }
 }
 
-/// One warp per dead code, if there are fewer candidates: the last code to be
-/// replaced records its index.
+/// One warp per dead code, if not all are replaced: the last code to be replaced records its
+/// index.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads) find_last(Tasks<DeadCodeTask<T>> tasks) {
   const DeadCodeTask<T>& task = tasks.of[blockIdx.y];
@@ -110,26 +121,26 @@ __global__ void __launch_bounds__(kRowThreads) find_last(Tasks<DeadCodeTask<T>> 
   for (int64_t slot = grid_warp(); slot < task.candidates.heads * size; slot += grid_warps()) {
     const int64_t head = slot / size, first = head * size, k = slot - first;
     const int64_t found = task.candidates.found[head];
-    if (found == task.candidates.wanted[head] || found == 0 || !is_dead(task, slot)) continue;
+    if (found == task.of_head[head].dead || found == 0 || !is_dead(task, slot)) continue;
     int before = 0;
     for (int64_t other = lane_of_warp(); other < size; other += kWarp)
       before += comes_before(task.order + first, other, k);
     before = sum_of_warp(before);
-    if (lane_of_warp() == 0 && before == found - 1) task.last[head] = k;
+    if (lane_of_warp() == 0 && before == found - 1) task.of_head[head].last = k;
   }
 }
 
 /// The j-th dead code to be replaced, by index, takes the j-th candidate.
 struct Service {
   const double* order;
-  bool all;      // there are as many candidates as dead codes
+  bool all;      // dead codes are replaced
   int64_t last;  // otherwise the last code to be replaced
 
   template <typename T>
   __device__ Service(const DeadCodeTask<T>& task, int64_t head, int64_t found)
       : order(task.order + head * task.candidates.most),
-        all(found == task.candidates.wanted[head]),
-        last(all ? 0 : task.last[head]) {}
+        all(found == task.of_head[head].dead),
+        last(all ? 0 : task.of_head[head].last) {}
   __device__ bool serves(int64_t k) const {
     if (!(order[k] < kBehindDeadCodes)) return false;
     return all || k == last || comes_before(order, k, last);
@@ -167,7 +178,7 @@ __global__ void __launch_bounds__(kRowThreads) write_codes(Tasks<DeadCodeTask<T>
     const int64_t row = candidates.chosen[head * size + service.before(k)];
     const X* x = static_cast<const X*>(candidates.x) + (head * candidates.rows + row) * dim;
     const CandidateRow<X> values(x, dim, candidates.unit);
-    const T reset = static_cast<T>(task.reset[head]);
+    const T reset = static_cast<T>(task.of_head[head].reset);
     // Adding 0 turns -0 into +0, since both have the same key. Rows that came with
     // keys are copied unchanged.
     const float zero = candidates.keys == nullptr ? 0.0f : -0.0f;

@@ -52,24 +52,31 @@ constexpr int64_t candidate_slots(int64_t rows, int64_t codes) {
 Error dead_code_candidates(const CandidateTask& task, int64_t* keys, void* values,
                            const Queue& queue);
 
+/// What a head of a codebook keeps between launches.
+struct DeadCodeHead {
+  double reset;  ///< cluster size of a replaced code
+  int64_t dead;  ///< number of dead codes
+  int64_t last;  ///< the last of them that is replaced, if not all are
+};
+
 /// A codebook with its criteria for dead codes, and the candidates that replace them. State in
 /// float or double.
 template <typename T>
 struct DeadCodeTask {
-  /// `most` is the number of codes; `wanted` is scratch, the number of dead codes; `found` is the
-  /// result of the operator, the number of replaced codes.
+  /// `most` is the number of codes; `wanted` is scratch, the number of dead codes or the most that are
+  /// replaced; `found` is the result of the operator, the number of replaced codes.
   CandidateTask candidates;
   T *cluster_size = nullptr, *embed_avg = nullptr, *embed = nullptr;  ///< the last two with dim
   void* cooldown = nullptr;                                           ///< (heads, most)
   const int64_t* counts = nullptr;                                    ///< (heads, most)
   double threshold = 0, threshold_fraction = 0, reset_cluster_size = 0;
+  double most_per_token = 0;  ///< infinity: no limit
   int32_t cooldown_steps = 0;
   bool long_cooldown = false;  ///< int64; otherwise int32
   bool replace_used = false;   ///< codes with tokens can be dead
   // Scratch.
-  double* order = nullptr;  ///< (heads, most): see kernels/dead_code_order.h
-  double* reset = nullptr;  ///< (heads,): cluster size of a replaced code
-  int64_t* last = nullptr;  ///< (heads,): the last dead code that is replaced
+  double* order = nullptr;          ///< (heads, most): see kernels/dead_code_order.h
+  DeadCodeHead* of_head = nullptr;  ///< (heads,)
 };
 
 /// Either all codebooks or none have candidates with keys; `type` is the same for all.

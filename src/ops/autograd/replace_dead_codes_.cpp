@@ -14,13 +14,14 @@ at::Tensor replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
                                at::TensorList x, at::TensorList counts, at::TensorList rng,
                                at::TensorList mask, double threshold, double threshold_fraction,
                                double reset_cluster_size, int64_t cooldown_steps,
-                               std::string_view metric, bool replace_used) {
+                               std::string_view metric, bool replace_used,
+                               std::optional<double> most_per_token) {
   static auto op = detail::op_handle<decltype(replace_dead_codes_)>("torchvq::replace_dead_codes_");
   at::Tensor replaced;
   detail::without_gradient({embed, embed_avg, cluster_size, cooldown}, [&] {
-    replaced =
-        op.call(embed, embed_avg, cluster_size, cooldown, x, counts, rng, mask, threshold,
-                threshold_fraction, reset_cluster_size, cooldown_steps, metric, replace_used);
+    replaced = op.call(embed, embed_avg, cluster_size, cooldown, x, counts, rng, mask, threshold,
+                       threshold_fraction, reset_cluster_size, cooldown_steps, metric, replace_used,
+                       most_per_token);
   });
   return replaced;
 }

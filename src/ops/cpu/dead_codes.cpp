@@ -97,10 +97,10 @@ void write_codes(const DeadCodeState& state, int64_t h, const at::Tensor& taken,
   const auto codes =
       narrowed(rows[h].index_select(0, positions).add_(0), state.embed.scalar_type());
   const auto size = sizes_of_replaced[h].to(state.cluster_size.scalar_type());
-  const double most = largest(state.embed_avg.scalar_type());
+  const double bound = largest(state.embed_avg.scalar_type());
   state.embed[h].index_copy_(0, taken, codes);
   state.embed_avg[h].index_copy_(
-      0, taken, (codes * size).clamp_(-most, most).to(state.embed_avg.scalar_type()));
+      0, taken, (codes * size).clamp_(-bound, bound).to(state.embed_avg.scalar_type()));
   state.cluster_size[h].index_fill_(0, taken, size[0]);
   state.cooldown[h].index_fill_(0, taken, cooldown_steps);
 }
@@ -108,8 +108,9 @@ void write_codes(const DeadCodeState& state, int64_t h, const at::Tensor& taken,
 }  // namespace
 
 at::Tensor replace_codes_on_cpu(const DeadCodeState& state, const DeadCodes& codes,
-                                const at::Tensor& keys_, const at::Tensor& rows,
-                                const at::Tensor& rng, const DeadCodeArguments& arguments) {
+                                const at::Tensor& most, const at::Tensor& keys_,
+                                const at::Tensor& rows, const at::Tensor& rng,
+                                const DeadCodeArguments& arguments) {
   const auto dead = codes.dead.contiguous(), keys = keys_.contiguous();
   const auto sizes_of_replaced = codes.limits.clamp_min(arguments.reset_cluster_size);
   const int64_t heads = dead.size(0), size = dead.size(1), candidates = keys.size(1);
@@ -127,7 +128,7 @@ at::Tensor replace_codes_on_cpu(const DeadCodeState& state, const DeadCodes& cod
     for (int64_t k = 0; k < size; ++k) {
       if (head.dead[k]) taken.push_back(k);
     }
-    const auto positions = first_candidates(head, std::ssize(taken));
+    const auto positions = first_candidates(head, most.const_data_ptr<int64_t>()[h]);
     if (positions.empty()) continue;
     draw(taken, std::ssize(positions), key, h * size);
     write_codes(state, h, as_indices(taken), rows, as_indices(positions), sizes_of_replaced,

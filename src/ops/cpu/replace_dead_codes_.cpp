@@ -23,7 +23,8 @@ at::Tensor replace_in(const detail::CodebooksWithTokens& codebooks, size_t i,
   if (!codes.dead.any().item<bool>()) return counts.new_zeros({counts.size(0)});
   const auto rows = detail::rows_as_codes(codebooks.x[i], unit);
   const auto keys = detail::candidate_keys(rows, rng, codebooks.mask_of(i), unit);
-  return detail::replace_codes_on_cpu(state, codes, keys, rows, rng, rules);
+  const auto most = detail::most_replaced(codes.dead, counts, rules);
+  return detail::replace_codes_on_cpu(state, codes, most, keys, rows, rng, rules);
 }
 
 at::Tensor replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
@@ -31,11 +32,12 @@ at::Tensor replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
                                at::TensorList x, at::TensorList counts, at::TensorList rng,
                                at::TensorList mask, double threshold, double threshold_fraction,
                                double reset_cluster_size, int64_t cooldown_steps,
-                               std::string_view metric, bool replace_used) {
+                               std::string_view metric, bool replace_used,
+                               std::optional<double> most_per_token) {
   const detail::CodebooksWithTokens codebooks{embed, embed_avg, cluster_size, cooldown,
                                               x,     counts,    rng,          mask};
-  const detail::DeadCodeArguments rules{threshold, threshold_fraction, reset_cluster_size,
-                                        cooldown_steps, replace_used};
+  const detail::DeadCodeArguments rules{threshold,      threshold_fraction, reset_cluster_size,
+                                        cooldown_steps, replace_used,       most_per_token};
   const bool unit = detail::check_replace_dead_codes_(codebooks, rules, metric);
   std::vector<at::Tensor> replaced;
   for (size_t i = 0; i < codebooks.size(); ++i)

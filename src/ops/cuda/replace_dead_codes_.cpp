@@ -2,6 +2,7 @@
 // which end at once if no code is dead. Nothing waits for the device.
 #include "ops/replace_dead_codes_.h"
 
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -75,13 +76,12 @@ class CudaRepairedCodebook {
   CudaRepairedCodebook(const detail::DeadCodeState& state, const at::Tensor& x,
                        const at::Tensor& counts, const at::Tensor& rng, at::Tensor replaced)
       : candidates(x, rng, state.embed.size(1), state.embed.size(1), std::move(replaced),
-                   state.embed.size(1) + kOfHead),
+                   state.embed.size(1) + kWordsOfHead + 1),
         given_{state.cluster_size, state.embed_avg, state.embed, state.cooldown},
         counts_(counts.contiguous()) {
     for (size_t i = 0; i < 4; ++i) own_[i] = given_[i].contiguous();
     order_ = reinterpret_cast<double*>(candidates.take(state.embed.size(1)));
-    reset_ = reinterpret_cast<double*>(candidates.take(1));
-    last_ = candidates.take(1);
+    of_head_ = reinterpret_cast<cuda_dead::DeadCodeHead*>(candidates.take(kWordsOfHead));
     candidates.task.wanted = candidates.take(1);
   }
 
@@ -100,7 +100,9 @@ class CudaRepairedCodebook {
     task.reset_cluster_size = arguments.reset_cluster_size;
     task.cooldown_steps = static_cast<int32_t>(arguments.cooldown_steps);
     task.replace_used = arguments.replace_used;
-    task.order = order_, task.reset = reset_, task.last = last_;
+    task.most_per_token =
+        arguments.most_per_token.value_or(std::numeric_limits<double>::infinity());
+    task.order = order_, task.of_head = of_head_;
     return task;
   }
 
@@ -118,11 +120,11 @@ class CudaRepairedCodebook {
   CudaCandidates candidates;
 
  private:
-  static constexpr int64_t kOfHead = 3;  // words of scratch: reset, last, wanted
+  static constexpr int64_t kWordsOfHead = sizeof(cuda_dead::DeadCodeHead) / sizeof(int64_t);
 
   at::Tensor given_[4], own_[4], counts_;  // cluster_size, embed_avg, embed, cooldown
-  double *order_, *reset_;
-  int64_t* last_;
+  double* order_;
+  cuda_dead::DeadCodeHead* of_head_;
 };
 
 template <typename T>
@@ -169,9 +171,9 @@ at::Tensor cuda_replace_dead_codes_(at::TensorList embed, at::TensorList embed_a
                                     at::TensorList mask, double threshold,
                                     double threshold_fraction, double reset_cluster_size,
                                     int64_t cooldown_steps, std::string_view metric,
-                                    bool replace_used) {
-  const detail::DeadCodeArguments rules{threshold, threshold_fraction, reset_cluster_size,
-                                        cooldown_steps, replace_used};
+                                    bool replace_used, std::optional<double> most_per_token) {
+  const detail::DeadCodeArguments rules{threshold,      threshold_fraction, reset_cluster_size,
+                                        cooldown_steps, replace_used,       most_per_token};
   const detail::CodebooksWithTokens all{embed, embed_avg, cluster_size, cooldown,
                                         x,     counts,    rng,          mask};
   const bool unit = detail::check_replace_dead_codes_(all, rules, metric);
@@ -190,9 +192,9 @@ at::Tensor cuda_replace_with_candidates_(at::TensorList embed, at::TensorList em
                                          at::TensorList counts, at::TensorList rng,
                                          double threshold, double threshold_fraction,
                                          double reset_cluster_size, int64_t cooldown_steps,
-                                         bool replace_used) {
-  const detail::DeadCodeArguments rules{threshold, threshold_fraction, reset_cluster_size,
-                                        cooldown_steps, replace_used};
+                                         bool replace_used, std::optional<double> most_per_token) {
+  const detail::DeadCodeArguments rules{threshold,      threshold_fraction, reset_cluster_size,
+                                        cooldown_steps, replace_used,       most_per_token};
   const detail::CodebooksWithCandidates all{embed, embed_avg, cluster_size, cooldown,
                                             keys,  rows,      counts,       rng};
   detail::check_replace_with_candidates_(all, rules);

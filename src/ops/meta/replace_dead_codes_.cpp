@@ -10,11 +10,12 @@ at::Tensor replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
                                at::TensorList x, at::TensorList counts, at::TensorList rng,
                                at::TensorList mask, double threshold, double threshold_fraction,
                                double reset_cluster_size, int64_t cooldown_steps,
-                               std::string_view metric, bool replace_used) {
+                               std::string_view metric, bool replace_used,
+                               std::optional<double> most_per_token) {
   const detail::CodebooksWithTokens codebooks{embed, embed_avg, cluster_size, cooldown,
                                               x,     counts,    rng,          mask};
-  const detail::DeadCodeArguments rules{threshold, threshold_fraction, reset_cluster_size,
-                                        cooldown_steps, replace_used};
+  const detail::DeadCodeArguments rules{threshold,      threshold_fraction, reset_cluster_size,
+                                        cooldown_steps, replace_used,       most_per_token};
   detail::check_replace_dead_codes_(codebooks, rules, metric);
   c10::SymInt heads = 0;
   for (const auto& own : embed) heads = heads + own.sym_size(0);

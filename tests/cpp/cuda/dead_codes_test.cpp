@@ -426,6 +426,22 @@ TEST(CudaDeadCodes, CodesInUseOnRequest) {
   EXPECT_GT(codebooks.expect_cpu_bits(), 0);
 }
 
+TEST(CudaDeadCodes, AtMostSoManyForEachToken) {
+  at::manual_seed(20);
+  State state(2, 40, 3);
+  state.all_dead();
+  state.counts[0][3] = 5, state.counts[1][7] = 60;
+  const auto x = at::randn({2, 50, 3});
+  for (const auto& [most, replaced] : {std::pair{0.5, 3 + 30}, {0.01, 1 + 1}, {0.0, 0}, {1e18, 78}})
+    EXPECT_EQ(expect_cpu_step(state, x, {.cooldown_steps = 1, .most_per_token = most}), replaced);
+  state.counts.zero_();
+  EXPECT_EQ(expect_cpu_step(state, x, {.most_per_token = 0.5}), 0);
+  EXPECT_EQ(expect_cpu_step(state, x), 80);
+  Codebooks codebooks(17);
+  codebooks.options.most_per_token = 0.3;
+  EXPECT_GT(codebooks.expect_cpu_bits(), 0);
+}
+
 TEST(CudaDeadCodes, LaunchesDoNotGrowWithCodebooks) {
   at::manual_seed(19);
   for (const auto& [count, launches] : {std::pair{1, 9}, {16, 9}, {17, 18}}) {

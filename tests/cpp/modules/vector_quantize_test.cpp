@@ -223,22 +223,6 @@ TEST(VectorQuantizeTest, KmeansInitialisesFromTheFirstTrainingTokens) {
   EXPECT_LT(first.loss.item<float>(), make(options())(normal({2, 60, kDim})).loss.item<float>());
 }
 
-TEST(VectorQuantizeTest, DeadCodesComeBackAsTokens) {
-  const auto far = normal({kCodes, kDim}) * 0.01 + 1000;
-  for (const auto& with :
-       {options().threshold_ema_dead_code(1), options().dead_code_threshold_fraction(0.5)}) {
-    auto module = make(with);
-    module->set_codebook(far);
-    const auto x = normal({1, 200, kDim});
-    for (int i = 0; i < 30; ++i) {
-      module(x);
-    }
-    EXPECT_LT(module->codebook().abs().max().item<float>(), 10);
-    module->eval();
-    EXPECT_GT(std::get<0>(at::_unique(module(x).indices)).size(0), kCodes / 2);
-  }
-}
-
 TEST(VectorQuantizeTest, AffineStatisticsMoveTowardsTheData) {
   auto module = make(options().affine_param(true).affine_param_batch_decay(0.5));
   const auto x = normal({1, 400, kDim}) * 3 + 5;

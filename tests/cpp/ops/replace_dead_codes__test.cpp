@@ -38,6 +38,19 @@ TEST(ReplaceDeadCodesTest, DeadCodesBecomeDistinctTokens) {
   EXPECT_EQ(state.embed[0][0].abs().max().item<float>(), 0);
 }
 
+TEST(ReplaceDeadCodesTest, TokensLimitTheNumberOnRequest) {
+  const auto x = at::randn({1, 20, 2});
+  const auto counts = at::tensor({3, 0, 0, 0}, at::kLong).unsqueeze(0);
+  for (const auto& [most, wanted] : {std::pair{0.0, 0}, {0.3, 1}, {0.5, 2}, {100.0, 2}}) {
+    State state;
+    const auto replaced = ops::replace_dead_codes_(
+        state.embed, state.embed_avg, state.cluster_size, state.cooldown, x, counts, example_rng(),
+        std::nullopt, {.cooldown_steps = 1, .most_per_token = most});
+    EXPECT_EQ(replaced.item<int64_t>(), wanted);
+    EXPECT_EQ(state.cooldown.sum().item<int64_t>(), wanted);
+  }
+}
+
 TEST(ReplaceDeadCodesTest, HalvesEqualTheWhole) {
   State whole, halves;
   const auto x = at::randn({1, 20, 2});
@@ -78,6 +91,13 @@ TEST(ReplaceDeadCodesTest, BadArgumentsAreNamed) {
                                  x, no_counts(), example_rng(), std::nullopt, {.threshold = -1});
       },
       "replace_dead_codes_: expected threshold to be in [0, 2^63], but got -1");
+  testing::expect_throw_with<c10::ValueError>(
+      [&] {
+        ops::replace_dead_codes_(state.embed, state.embed_avg, state.cluster_size, state.cooldown,
+                                 x, no_counts(), example_rng(), std::nullopt,
+                                 {.most_per_token = -1});
+      },
+      "replace_dead_codes_: expected most_per_token to be in [0, 2^63], but got -1");
   testing::expect_throw_with<c10::ValueError>(
       [&] { ops::dead_code_candidates(x, example_rng(), 0); },
       "dead_code_candidates: expected count to be at least 1");
