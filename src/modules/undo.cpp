@@ -20,8 +20,8 @@ bool may_fail_late(const VectorQuantizeImpl& vq, CallerCode runs) {
 StepSnapshot::StepSnapshot(std::vector<VectorQuantizeImpl*> levels, CallerCode runs)
     : levels_(std::move(levels)) {
   const CodebookImpl* saved = nullptr;
-  for (const auto* level : levels_) {
-    const auto& codebook = *level->codebook_state;
+  for (auto* level : levels_) {
+    auto& codebook = *level->codebook_state;
     uses_.push_back(level->step_counts);
     replaced_.push_back(codebook.replaced);
     const bool shared = saved == &codebook;
@@ -31,18 +31,20 @@ StepSnapshot::StepSnapshot(std::vector<VectorQuantizeImpl*> levels, CallerCode r
   }
 }
 
-void StepSnapshot::save(const CodebookImpl& codebook) {
+void StepSnapshot::save(CodebookImpl& codebook) {
   const at::NoGradGuard no_grad;
   const auto keep = [&](const at::Tensor& state) {
     saved_.push_back({state.detach(), state.detach().clone()});
   };
   for (const auto& buffer : codebook.buffers(/*recurse=*/false)) keep(buffer);
   for (const auto& parameter : codebook.parameters(/*recurse=*/false)) keep(parameter);
+  pending_.emplace_back(&codebook, codebook.pending());
 }
 
 void StepSnapshot::restore() const {
   const at::NoGradGuard no_grad;
   for (const auto& [state, value] : saved_) state.copy_(value);
+  for (const auto& [codebook, pending] : pending_) codebook->after_undo(pending);
   for (size_t i = 0; i < levels_.size(); ++i) {
     levels_[i]->step_counts = uses_[i];
     levels_[i]->codebook_state->replaced = replaced_[i];

@@ -2,6 +2,7 @@
 // message between two updates fails. An optimizer of their own keeps the moments of the step.
 #pragma once
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -26,11 +27,13 @@ class StepSnapshot {
   struct Saved {
     at::Tensor state, value;
   };
-  void save(const CodebookImpl& codebook);
+  using Pending = std::optional<CodebookImpl::Statistics>;
+  void save(CodebookImpl& codebook);
 
   std::vector<VectorQuantizeImpl*> levels_;
   std::vector<at::Tensor> uses_, replaced_;  // a step counts in new tensors
   std::vector<Saved> saved_;
+  std::vector<std::pair<CodebookImpl*, Pending>> pending_;  // of the codebooks in saved_
 };
 
 /// The result of `step` of these levels; takes back what it has written if it throws. With ranks it

@@ -125,6 +125,9 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
   }
   /// Whether earlier steps have left statistics for the next one.
   bool has_pending() const { return pending_.has_value(); }
+  const std::optional<Statistics>& pending() const { return pending_; }
+  /// To be called after the state was restored: as before the step, `pending` waits.
+  void after_undo(std::optional<Statistics> pending) { pending_ = std::move(pending); }
   /// Clears the count of replaced codes, in a new tensor, so that copies of the module keep theirs.
   void reset_replaced();
   /// Mean and variance of the data and of the codes, with affine_param.

@@ -435,6 +435,28 @@ TEST(RefusedCallsTest, LogitsOfOtherDtypesDrawNothing) {
   }
 }
 
+TEST(RefusedCallsTest, AStepThatFailsLeavesTheAccumulatedStatistics) {
+  const auto sgd = [](std::vector<torch::Tensor> parameters) {
+    return std::make_shared<torch::optim::SGD>(std::move(parameters),
+                                               torch::optim::SGDOptions(0.1));
+  };
+  const auto build = [&] {
+    return make(options().learnable_codebook(true).in_place_codebook_optimizer(sgd).vq_bridge(
+        torch::nn::AnyModule(FragileBridge())));
+  };
+  auto module = build(), other = build();
+  other->codebook_state->rng.copy_(module->codebook_state->rng);
+  const auto accumulate = CallOptions().accum_ema_update(true);
+  for (auto* own : {&module, &other}) (*own)(normal({2, 6, kDim}, 3), accumulate);
+  const auto before = state_of(module);
+  FragileBridge::Impl::calls = 1;  // fails in the search whose codes are returned
+  EXPECT_THROW(module(normal({2, 6, kDim}, 4), accumulate), std::runtime_error);
+  FragileBridge::Impl::calls = FragileBridge::Impl::kNever;
+  expect_same_state(state_of(module), before);
+  for (auto* own : {&module, &other}) (*own)(normal({2, 6, kDim}, 5));
+  expect_same_state(state_of(module), state_of(other));
+}
+
 TEST(RefusedCallsTest, MasksOfItemsAreDense) {
   const auto x = normal({2, 6, kDim});
   const auto sparse = torch::ones({2, 6}, torch::kBool).to_sparse();

@@ -441,8 +441,8 @@ TEST(VectorQuantizeTest, OptionsWithADefaultAreThoseOfTheCall) {
 }
 
 TEST(VectorQuantizeTest, GivenIndicesReplaceDeadCodesInTrainingAlone) {
-  const auto x = normal({1, 30, kDim});
-  const auto indices = at::arange(30, at::kLong).remainder(5).unsqueeze(0);
+  const auto x = normal({1, 60, kDim});
+  const auto indices = at::arange(60, at::kLong).remainder(5).unsqueeze(0);
   for (const bool training : {false, true}) {
     VectorQuantize module(options().threshold_ema_dead_code(2));
     module->train(training);
@@ -456,8 +456,8 @@ TEST(VectorQuantizeTest, GivenIndicesReplaceDeadCodesInTrainingAlone) {
 }
 
 TEST(VectorQuantizeTest, LearningOutsideOfForwardCountsItsOwnReplacements) {
-  const auto x = normal({1, 30, kDim});
-  const auto zeros = at::zeros({1, 30}, at::kLong);
+  const auto x = normal({1, 60, kDim});
+  const auto zeros = at::zeros({1, 60}, at::kLong);
   VectorQuantize module(options().threshold_ema_dead_code(0.5).decay(0.1));
   const auto& codebook = module->codebook_state;
   for (int64_t step = 1; step <= 3; ++step) {
