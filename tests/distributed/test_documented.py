@@ -41,7 +41,7 @@ ROWS: dict[str, tuple[Module, int, str]] = {
         1,
         "step",
     ),
-    "the same, three ranks, whose candidates have no room": (
+    "the same, three ranks of 500 tokens, whose candidates have no room": (
         lambda: stack(threshold_ema_dead_code=2),
         1,
         "step",
@@ -74,18 +74,19 @@ ROWS: dict[str, tuple[Module, int, str]] = {
 }
 
 
-def tokens(module: Any, rank: int, step: int) -> Tensor:
+def tokens(module: Any, rank: int, step: int, count: int) -> Tensor:
     generator = torch.Generator().manual_seed(10 * step + rank)
-    return torch.randn(1, 100 + rank, module.dim, generator=generator)
+    return torch.randn(1, count + rank, module.dim, generator=generator)
 
 
 def count(rank: int, row: str) -> tuple[int, ...]:
     make, before, what = ROWS[row]
     torch.manual_seed(0)
     module = make()
+    tokens_of_rank = 500 if "no room" in row else 100
     for step in range(before):
-        module(tokens(module, rank, step))
-    x = tokens(module, rank, before).requires_grad_()
+        module(tokens(module, rank, step, tokens_of_rank))
+    x = tokens(module, rank, before, tokens_of_rank).requires_grad_()
     actions: dict[str, Callable[[], Any]] = {
         "step": lambda: module(x),
         "evaluation": lambda: module.eval()(x),

@@ -54,6 +54,7 @@ class Phase(NamedTuple):
     seed_of_rank: bool = False
     act: str = "step"
     codes_far: bool = False
+    tokens: int = 600
 
 
 KMEANS = dict(codebook_size=16, kmeans_init=True, kmeans_iters=2)
@@ -92,7 +93,14 @@ PHASES = {
         VectorQuantize, dict(codebook_size=16), 0, "all-reduce", 3, STATISTICS, codes_far=True
     ),
     "candidates for dead codes": Phase(
-        VectorQuantize, DEAD, 1, "all-gather", 1, "candidates for dead codes", intact=False
+        VectorQuantize,
+        DEAD,
+        1,
+        "all-gather",
+        1,
+        "candidates for dead codes",
+        intact=False,
+        tokens=2000,
     ),
     "diversity loss": Phase(
         VectorQuantize, KMEANS | dict(codebook_diversity_loss_weight=0.1), 2, "all-reduce", 1, ""
@@ -112,10 +120,10 @@ PHASES = {
 }
 
 
-def tokens(rank: int, step: int, far: bool) -> Tensor:
+def tokens(rank: int, step: int, phase: Phase) -> Tensor:
     generator = torch.Generator().manual_seed(10 * step + rank)
-    x = torch.randn(1, 600, DIM, generator=generator)
-    return x * 1e6 if far else x
+    x = torch.randn(1, phase.tokens, DIM, generator=generator)
+    return x * 1e6 if phase.codes_far else x
 
 
 def work(rank: int, name: str) -> tuple[str, float, bool]:
@@ -126,12 +134,12 @@ def work(rank: int, name: str) -> tuple[str, float, bool]:
     torch.manual_seed(rank if phase.seed_of_rank else 0)
     module = phase.make(dim=DIM, process_group=NAME, **phase.options)
     for step in range(phase.step):
-        module(tokens(rank, step, phase.codes_far))
+        module(tokens(rank, step, phase))
     group.seen.clear()
     if rank == VICTIM:
         group.last = (phase.kind, phase.number)
     actions: dict[str, Callable[[], Any]] = {
-        "step": lambda: module(tokens(rank, phase.step, phase.codes_far)),
+        "step": lambda: module(tokens(rank, phase.step, phase)),
         "stats": lambda: module.stats(synced=True),  # type: ignore[operator]
         "verify": lambda: torchvq.verify_replicas(module),
     }

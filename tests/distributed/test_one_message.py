@@ -105,12 +105,12 @@ CODES = 512  # of 6 features: the message has room for about 100 candidates of e
 def many_dead(rank: int | None, size: int, reduction: str) -> tuple[list[Tensor], list[Traffic]]:
     torch.manual_seed(0)
     options = {"sync_codebook": False} if rank is None else {"reduction": reduction}
-    module = VectorQuantize(DIM, CODES, threshold_ema_dead_code=1, **options)
+    module = VectorQuantize(DIM, CODES, threshold_ema_dead_code=1, decay=0.1, **options)
     counted = []
     for step in range(4):
-        x = torch.randn(1, 300 * size, DIM, generator=torch.Generator().manual_seed(step))
-        # In two steps with similar tokens every code dies; then tokens are spread out, and few codes die.
-        x = x * 0.1 + 3 if step < 2 else x
+        x = torch.randn(1, 1200 * size, DIM, generator=torch.Generator().manual_seed(step))
+        # In a step with similar tokens nearly every code dies; then tokens are spread out, and few codes die.
+        x = x * 0.1 + 3 if step == 1 else x
         torch.ops.torchvq.reset_traffic()
         module(x if rank is None else x.chunk(size, 1)[rank])
         counted.append(tuple(torch.ops.torchvq.traffic()))

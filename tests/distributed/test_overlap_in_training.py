@@ -33,11 +33,11 @@ BOTH: list[dict[str, Any]] = [{}, OVERLAP]
 
 def alone_after_backward(rank: int, size: int, scale: float) -> Any:
     """Only rank 0 reads the state after a backward with further messages: outgrown codes, too many dead codes."""
-    module = VectorQuantize(DIM, 512, threshold_ema_dead_code=1, **OVERLAP)
+    module = VectorQuantize(DIM, 512, threshold_ema_dead_code=1, decay=0.1, **OVERLAP)
     sent = []
     for step in range(4):
-        x = torch.randn(1, 300, DIM, generator=torch.Generator().manual_seed(10 * step + rank))
-        x = (x * 0.1 + 3 if step < 2 else x) * scale**step
+        x = torch.randn(1, 1200, DIM, generator=torch.Generator().manual_seed(10 * step + rank))
+        x = (x * 0.1 + 3 if step == 1 else x) * scale**step
         torch.ops.torchvq.reset_traffic()
         module(x.requires_grad_())[0].sum().backward()
         if rank == 0:
