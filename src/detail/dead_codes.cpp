@@ -92,7 +92,7 @@ at::Tensor most_replaced(const at::Tensor& dead, const at::Tensor& counts,
   const auto number = dead.sum(1);
   if (!arguments.most_per_token) return number;
   const auto most = (counts.sum(1).to(at::kDouble) * *arguments.most_per_token).ceil();
-  return at::minimum(number, most.clamp_max(static_cast<double>(dead.size(1))).to(at::kLong));
+  return at::minimum(number, most.clamp(0, static_cast<double>(dead.size(1))).to(at::kLong));
 }
 
 at::Tensor enough_candidates(const DeadCodeState& state, const at::Tensor& dead,

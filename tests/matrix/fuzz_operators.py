@@ -162,7 +162,7 @@ def _by_hand() -> None:
     keys, rows = _ops.dead_code_candidates(x, rng, 4)
     _ops.replace_with_candidates_(
         [codes], [sums], [counts], [cooldown], [keys], [rows], [hits], [rng], threshold=2.0,
-        reset_cluster_size=1.0, cooldown_steps=1,
+        reset_cluster_size=1.0, cooldown_steps=1, most_per_token=0.5,
     )  # fmt: skip
     _ops.merge_statistics(*statistics, *statistics)
     _ops.ema_update_(counts, sums, codes, *statistics, decay=0.8, eps=1e-5)
@@ -213,7 +213,7 @@ def _by_hand() -> None:
     )  # fmt: skip
     _ops.synced_replace_dead_codes_(
         [codes], [sums], [counts], [cooldown], [x], [hits], [rng], mask=[], threshold=2.0,
-        reset_cluster_size=1.0, cooldown_steps=1,
+        reset_cluster_size=1.0, cooldown_steps=1, most_per_token=0.5,
     )  # fmt: skip
     _ops.synced_usage([hits], [counts], [one.long()], threshold=[0.0], threshold_fraction=[0.0])
     _ops.average_gradients([x], x)

@@ -50,7 +50,8 @@ __device__ bool has_tokens(const DeadCodeTask<T>& task) {
 template <typename T>
 __device__ int64_t most_replaced(const DeadCodeTask<T>& task, int64_t dead, int64_t tokens) {
   const double most = ceil(static_cast<double>(tokens) * task.most_per_token);
-  return most < static_cast<double>(dead) ? static_cast<int64_t>(most) : dead;  // NaN: no limit
+  if (!(most < static_cast<double>(dead))) return dead;  // NaN: no limit
+  return most > 0 ? static_cast<int64_t>(most) : 0;
 }
 
 /// One block per head: finds and counts the dead codes.

@@ -434,8 +434,11 @@ TEST(CudaDeadCodes, AtMostSoManyForEachToken) {
   const auto x = at::randn({2, 50, 3});
   for (const auto& [most, replaced] : {std::pair{0.5, 3 + 30}, {0.01, 1 + 1}, {0.0, 0}, {1e18, 78}})
     EXPECT_EQ(expect_cpu_step(state, x, {.cooldown_steps = 1, .most_per_token = most}), replaced);
+  for (const int64_t counts : {0, -5}) {
+    state.counts.fill_(counts);
+    EXPECT_EQ(expect_cpu_step(state, x, {.replace_used = true, .most_per_token = 0.5}), 0);
+  }
   state.counts.zero_();
-  EXPECT_EQ(expect_cpu_step(state, x, {.most_per_token = 0.5}), 0);
   EXPECT_EQ(expect_cpu_step(state, x), 80);
   Codebooks codebooks(17);
   codebooks.options.most_per_token = 0.3;
