@@ -98,9 +98,7 @@ class Monitor:
         self._file: TextIO | None = None
         self._watches: dict[str, LevelWatch] = {}
         if limits is not None:
-            self._watches = {
-                name: LevelWatch(name, _codes(vq), limits) for name, vq in self.quantizers.items()
-            }
+            self._watches = {name: LevelWatch(name, limits) for name in self.quantizers}
 
     def step(self, step: int | None = None) -> dict[str, CodebookStats]:
         """Records the last training forward; call it once per step, after the forward.
@@ -122,7 +120,7 @@ class Monitor:
         if not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0:
             self._write(found, step)
             for name, watch in self._watches.items():
-                for message in watch.add(found[name], step):
+                for message in watch.add(found[name], _codes(self.quantizers[name]), step):
                     warnings.warn(message, CollapseWarning, stacklevel=2)
         return found
 
@@ -218,7 +216,8 @@ def _quantizers(module: nn.Module) -> dict[str, VectorQuantize]:
 
 
 def _codes(vq: VectorQuantize) -> int:
-    return vq._codebook.num_codebooks * vq.codebook_size
+    """Codes of the last step, which may have been assigned in another number than that of the options."""
+    return vq.step_counts.numel()
 
 
 # Reading -----------------------------------------------------------------------------------------------------------

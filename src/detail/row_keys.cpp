@@ -92,8 +92,8 @@ at::Tensor any_keys(const at::Tensor& rows, const HashNumbers& numbers) {
       std::max<int64_t>(1, (int64_t{1} << 26) / std::max<int64_t>(1, rows.size(0) * rows.size(2)));
   for (int64_t begin = 0; begin < rows.size(1); begin += chunk) {
     const auto part = rows.narrow(1, begin, std::min(chunk, rows.size(1) - begin)).contiguous();
-    const auto bits =
-        part.view(wide ? at::kLong : at::kInt).to(at::kLong).masked_fill(part.eq(0), 0);
+    const auto words = wide ? mix_bits(part.view(at::kLong)) : part.view(at::kInt).to(at::kLong);
+    const auto bits = words.masked_fill(part.eq(0), 0);
     sums.narrow(1, begin, part.size(1)).copy_((bits * numbers.multipliers).sum(-1));
   }
   const auto mixed = mix_bits(sums + numbers.salts.unsqueeze(-1));

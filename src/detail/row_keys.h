@@ -16,8 +16,8 @@ namespace torchvq::detail {
 constexpr int64_t kNoKey = std::numeric_limits<int64_t>::max();
 
 /// Non-negative int64 keys (H, M) of `rows` (H, M, D), float32 or float64. Multilinear hashing: a
-/// sum over d of bits * multiplier[d], finished by mix_bits. -0 counts as +0. Different vectors
-/// share a key once in 2^63.
+/// sum over d of bits * multiplier[d], finished by mix_bits; the bits of float64 are mixed first.
+/// -0 counts as +0. Different vectors share a key once in 2^63, of float32 once in 2^32 at most.
 at::Tensor row_keys(const at::Tensor& rows, const at::Tensor& rng, RandomPurpose purpose);
 
 /// row_keys() of tokens that can become codes, and kNoKey for the others: those that are not finite,

@@ -1,6 +1,5 @@
 #include <torchvq/modules/codebook.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <ostream>
@@ -313,8 +312,8 @@ torch::Tensor CodebookImpl::raw_inputs(const torch::Tensor& x) const {
 
 torch::Tensor CodebookImpl::fresh_counts() const {
   // Codes that do not follow averages may have been given without these.
-  const auto codes = std::max(cluster_size.size(1), checked_embed().size(1));
-  return at::zeros({cluster_size.size(0), codes}, cooldown.options().dtype(at::kLong));
+  return at::zeros({cluster_size.size(0), checked_embed().size(1)},
+                   cooldown.options().dtype(at::kLong));
 }
 
 functional::CodebookState CodebookImpl::state(bool learns) {

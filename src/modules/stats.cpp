@@ -46,8 +46,8 @@ std::vector<CodebookStats> stats_of(const std::vector<at::Tensor>& counts,
     cluster_size.push_back(follow ? state.cluster_size
                                   : state.cluster_size.new_ones(uses.back().sizes()));
     replaced.push_back(counter(state.replaced, state.cooldown.select(1, 0)));
-    options.threshold.push_back(state.options.threshold_ema_dead_code());
-    options.threshold_fraction.push_back(state.options.dead_code_threshold_fraction());
+    options.threshold.push_back(follow ? state.options.threshold_ema_dead_code() : 0);
+    options.threshold_fraction.push_back(follow ? state.options.dead_code_threshold_fraction() : 0);
   }
   options.group_name = group;
   options.label = "stats";

@@ -39,21 +39,21 @@ void check_linear_nearest_code(const at::Tensor& x, const at::Tensor& frozen,
   check_same_device(op, "x", x, "bias", *bias);
 }
 
-void check_linear_nearest_code_backward(const at::Tensor& grad, const at::Tensor& codes,
+void check_linear_nearest_code_backward(const at::Tensor& grad, const at::Tensor& absent,
                                         const at::Tensor& indices, const at::Tensor& frozen) {
   constexpr auto op = "linear_nearest_code_backward";
-  check_same_tokens(op, "codes", codes, "grad", grad);
-  check_size(op, "codes", codes, 0, 1, "head");
-  check_per_token(op, "indices", indices, at::kLong, codes);
+  check_tokens(op, "grad", grad);
+  check_size(op, "grad", grad, 0, 1, "head");
+  check_per_token(op, "absent", absent, at::kBool, grad);
+  check_per_token(op, "indices", indices, at::kLong, grad);
   check_floating(op, "frozen", frozen);
   check_rank(op, "frozen", frozen, 2, "(K, W)");
-  check_same_device(op, "codes", codes, "frozen", frozen);
+  check_same_device(op, "grad", grad, "frozen", frozen);
 }
 
-at::Tensor gradient_rows(const at::Tensor& grad, const at::Tensor& codes,
+at::Tensor gradient_rows(const at::Tensor& grad, const at::Tensor& absent,
                          const at::Tensor& frozen) {
-  const auto absent = codes.select(-1, 0).isnan().unsqueeze(-1);
-  return grad.masked_fill(absent, 0).squeeze(0).to(frozen.scalar_type());
+  return grad.masked_fill(absent.unsqueeze(-1), 0).squeeze(0).to(frozen.scalar_type());
 }
 
 }  // namespace detail
@@ -81,6 +81,6 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       torchvq::detail::searches());
   // The gradients of weight and bias; private, called only by autograd.
   m.def(
-      "linear_nearest_code_backward(Tensor grad, Tensor codes, Tensor indices, Tensor frozen) "
+      "linear_nearest_code_backward(Tensor grad, Tensor absent, Tensor indices, Tensor frozen) "
       "-> (Tensor, Tensor)");
 }

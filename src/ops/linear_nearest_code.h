@@ -9,11 +9,12 @@ namespace torchvq::detail {
 
 void check_linear_nearest_code(const at::Tensor& x, const at::Tensor& frozen,
                                const at::Tensor& weight, const std::optional<at::Tensor>& bias);
-void check_linear_nearest_code_backward(const at::Tensor& grad, const at::Tensor& codes,
+void check_linear_nearest_code_backward(const at::Tensor& grad, const at::Tensor& absent,
                                         const at::Tensor& indices, const at::Tensor& frozen);
 
-/// Gradients of tokens (T, D) in the dtype of frozen; zero where a code is NaN, since such
-/// tokens belong to no code.
-at::Tensor gradient_rows(const at::Tensor& grad, const at::Tensor& codes, const at::Tensor& frozen);
+/// Gradients of tokens (T, D) in the dtype of frozen; zero where tokens are absent (1, T): those
+/// that are not finite belong to no code.
+at::Tensor gradient_rows(const at::Tensor& grad, const at::Tensor& absent,
+                         const at::Tensor& frozen);
 
 }  // namespace torchvq::detail

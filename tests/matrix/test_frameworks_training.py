@@ -51,20 +51,22 @@ class OutputOnly(nn.Module):
 OWN_END = ("sequential",)
 
 
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("row", [row for row in ROWS if row not in OWN_END])
-def test_results_may_be_written_to_before_backward(row: str) -> None:
+def test_results_may_be_written_to_before_backward(row: str, training: bool) -> None:
     """A decoder whose first operation is in place, and indices to which an offset is added."""
     gradients = []
     for writes in (False, True):
-        module, x = build(row), data(row).requires_grad_()
+        module, x = build(row).train(training), data(row).requires_grad_()
         quantized, indices, loss = forward(module, x)
         if writes:
             quantized *= 2
             indices += 1
         else:
             quantized = quantized * 2
-        (quantized.square().sum() + loss.sum()).backward()
-        gradients.append(x.grad)
+        # In evaluation the codes may give x no gradient.
+        (quantized.square().sum() + loss.sum() + x.sum()).backward()
+        gradients.append([gradient(x), *(gradient(p) for p in module.parameters())])
     assert_same(*gradients)
 
 

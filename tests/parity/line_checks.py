@@ -275,6 +275,26 @@ def lfq_stack_codes():
             assert torch.allclose(codes.sum(0), quantized, atol=1e-6) == expected
 
 
+def padding_behind_a_projection(name: str, **options):
+    """The reference decodes padding to the bias, torchvq to zeros; real tokens decode alike."""
+    theirs = getattr(reference, name)(dim=8, **options).eval()
+    ours = loaded(getattr(torchvq, name)(dim=8, **options), theirs).eval()
+    indices = theirs(tokens(2, 6, 8))[1].clone()
+    indices[:, 4:] = -1
+    found, expected = ours.get_output_from_indices(indices), theirs.get_output_from_indices(indices)
+    torch.testing.assert_close(found[:, :4], expected[:, :4])
+    torch.testing.assert_close(expected[:, 4:], theirs.project_out.bias.expand(2, 2, 8))
+    assert found[:, 4:].eq(0).all()
+
+
+def rfsq_padding():
+    padding_behind_a_projection("ResidualFSQ", levels=[8, 5, 5], num_quantizers=2)
+
+
+def lfq_stack_padding():
+    padding_behind_a_projection("ResidualLFQ", codebook_size=16, num_quantizers=2)
+
+
 LINE_CHECKS = (
     beam_frozen,
     beam_losses,
@@ -286,6 +306,8 @@ LINE_CHECKS = (
     update_shape,
     sim_evaluation_loss,
     lfq_stack_codes,
+    lfq_stack_padding,
+    rfsq_padding,
     cosine_length,
     topk_breakdown,
     targets_breakdown,

@@ -226,6 +226,67 @@ def test_levels_called_one_by_one_are_straight_through() -> None:
     assert (gradients["theirs"] - 8).abs().max() > 0.1
 
 
+def in_turn(stack: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """A loop of a user's own over the levels of a stack: the sum of their codes, and their indices."""
+    residual, total, found = x, torch.zeros(()), []
+    for level in stack.layers:
+        quantized, indices, _ = level(residual)
+        residual, total = residual - quantized.detach(), total + quantized.detach()
+        found.append(indices)
+    return [total, torch.stack(found, -1)]
+
+
+@pytest.mark.parametrize("compat", [False, True])
+def test_levels_of_a_shared_codebook_called_one_by_one_wait_if_asked(compat: bool) -> None:
+    options = dict(STACK, num_quantizers=3, shared_codebook=True)
+    theirs = reference.ResidualVQ(**options)
+    moving, waiting = (torchvq.ResidualVQ(**options, vqp_compat=compat) for _ in range(2))
+    for stack in (moving, waiting):
+        stack.load_state_dict(theirs.state_dict())
+    waiting.layers[0]._codebook.manual_ema_update = True
+    for scale in (1.0, 2.0):
+        found = []
+        for stack in (theirs, moving, waiting):
+            codes = stack.layers[0].codebook.clone()
+            total, indices = in_turn(stack, tokens() * scale)
+            found.append((total, torch.allclose(codes[indices].sum(-2), total, atol=1e-5)))
+        assert [decodes for _, decodes in found] == [True, False, True]
+        torch.testing.assert_close(found[2][0], found[0][0])
+        for stack in (theirs, waiting):
+            stack.layers[0]._codebook.update_ema()
+        torch.testing.assert_close(waiting.layers[0].codebook, theirs.layers[0].codebook)
+
+
+def test_levels_of_a_shared_codebook_have_no_optimizer_of_their_own() -> None:
+    options = dict(STACK, shared_codebook=True, learnable_codebook=True, ema_update=False)
+    moved = []
+    for package in (reference, torchvq):
+        stack = package.ResidualVQ(
+            **options, in_place_codebook_optimizer=lambda codes: torch.optim.SGD(codes, lr=1.0)
+        )
+        before = stack.layers[0].codebook.detach().clone()
+        in_turn(stack, tokens().requires_grad_())
+        stack.layers[0].update_in_place_optimizer()
+        moved.append(not torch.equal(stack.layers[0].codebook, before))
+    assert moved == [True, False]
+
+
+@pytest.mark.parametrize("name", ["VectorQuantize", "ResidualVQ"])
+def test_parts_do_not_learn_in_evaluation(name: str) -> None:
+    more = dict(num_quantizers=2) if name == "ResidualVQ" else {}
+    learnt = []
+    for package in (reference, torchvq):
+        for part_in_training in (True, False):
+            module = getattr(package, name)(dim=4, codebook_size=16, **more)
+            level = module.layers[0] if more else module
+            module.train(not part_in_training)
+            (level if more else level._codebook).train(part_in_training)
+            before = level.codebook.clone()
+            module(tokens())
+            learnt.append(not torch.equal(level.codebook, before))
+    assert learnt == [True, False, False, False]
+
+
 @pytest.mark.parametrize("compat", [False, True])
 def test_a_threshold_set_later_replaces_codes(compat: bool) -> None:
     for package, options in ((reference, {}), (torchvq, dict(vqp_compat=compat))):
@@ -291,6 +352,15 @@ REFUSED: list[tuple[str, dict[str, Any], type[Exception]]] = [
         ValueError,
     ),
     ("VectorQuantize", dict(codebook_diversity_temperature=-1.0), ValueError),
+    (
+        "ResidualVQ",
+        dict(
+            num_quantizers=1,
+            implicit_neural_codebook=True,
+            in_place_codebook_optimizer=lambda codes: torch.optim.SGD(codes, lr=0.1),
+        ),
+        ValueError,
+    ),
     ("VectorQuantize", dict(use_cosine_sim=None), TypeError),
     ("VectorQuantize", dict(use_cosine_sim="x"), TypeError),
     ("VectorQuantize", dict(use_cosine_sim=1.5), TypeError),
@@ -316,13 +386,15 @@ def test_attributes_of_another_type() -> None:
         return [
             type(package.ResidualFSQ(levels=[5, 5], num_quantizers=2).levels),
             type(package.LatentQuantize([5, 5], 2).commitment_loss_weight),
+            type(package.LatentQuantize([5, 5], 2).quantization_loss_weight),
             type(package.RandomProjectionQuantizer(dim=4, codebook_size=8, codebook_dim=4).norm),
             type(package.FSP([5, 4]).vector_norm),
         ]
 
     theirs, ours = types(reference), types(torchvq)
-    assert ours == [tuple, float, bool, str]
-    assert theirs[:3] == [list, torch.Tensor, nn.LayerNorm] and issubclass(theirs[3], nn.Module)
+    assert ours == [tuple, float, float, bool, str]
+    assert theirs[:4] == [list, torch.Tensor, torch.Tensor, nn.LayerNorm]
+    assert issubclass(theirs[4], nn.Module)
 
 
 def test_options_of_construction_are_no_attributes_of_parts() -> None:

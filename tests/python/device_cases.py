@@ -126,7 +126,7 @@ CASES: dict[str, Case] = {
         (X[:1], CODES[0, :, :5], normal(12, 5, seed=3), normal(12, seed=4)), exact=False
     ),
     "linear_nearest_code_backward": Case(
-        (X[:1], X[:1] * 0.7, INDICES[:1], CODES[0, :, :5]), exact=False
+        (X[:1], MASK[:1], INDICES[:1], CODES[0, :, :5]), exact=False
     ),
     "nearest_code": Case((X, CODES), dict(return_codes=True, return_distances=True)),
     "nearest_code cosine": Case(

@@ -153,6 +153,19 @@ def test_not_finite_tokens_are_nan_and_leave_the_others(generator):
     assert torch.equal(out.one_hot[good].sum(-1), torch.ones(4))
 
 
+def test_indices_may_be_written_to_before_backward(generator):
+    gradients = []
+    for writes in (False, True):
+        torch.manual_seed(0)
+        logits = torch.randn(8, 5, generator=generator.manual_seed(1)).requires_grad_()
+        one_hot, indices, *_ = BinaryMapper(5)(logits, return_indices=True)
+        if writes:
+            indices[3:] = -1
+        one_hot.mul(torch.arange(32)).sum().backward()
+        gradients.append(logits.grad)
+    assert gradients[0].ne(0).any() and torch.equal(*gradients)
+
+
 def test_any_strides_and_no_tokens(generator):
     wide = torch.randn(5, 4, 6, generator=generator)
     module = BinaryMapper(5).eval()

@@ -310,3 +310,12 @@ def test_kmeans_names_bad_arguments(generator):
     for call, error_type, fragment in cases:
         with pytest.raises(error_type, match=f"kmeans: {fragment}"):
             call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tokens_and_their_opposites_start_codes(dtype: torch.dtype) -> None:
+    half = torch.randn(8, 4, dtype=dtype)
+    x = torch.cat([half, -half])[None]
+    vq = torchvq.VectorQuantize(4, 16, kmeans_init=True).to(dtype)
+    quantized, indices, _ = vq(x)
+    assert torch.equal(quantized, x) and len(indices.unique()) == 16

@@ -318,8 +318,8 @@ except ImportError as error:
 
 
 def watch(records: list[CodebookStats], **limits: Any) -> list[tuple[int, str]]:
-    level = LevelWatch("a.b", 64, CollapseLimits(window=10, **limits))
-    return [(s, message) for s, record in enumerate(records) for message in level.add(record, s)]
+    level = LevelWatch("a.b", CollapseLimits(window=10, **limits))
+    return [(s, text) for s, record in enumerate(records) for text in level.add(record, 64, s)]
 
 
 def test_healthy_codebooks_are_left_in_peace() -> None:
@@ -387,3 +387,16 @@ def test_limits_of_none_never_warn() -> None:
         for _ in range(60):
             vq(torch.zeros(1, 5, DIM))
             monitor.step()
+
+
+def test_codes_that_were_assigned_in_another_number_are_those_that_are_told(tmp_path: Path) -> None:
+    vq, like = (VectorQuantize(8, size, threshold_ema_dead_code=2) for size in (16, 256))
+    monitor = Monitor(vq, json_lines=tmp_path / "run.jsonl", limits=CollapseLimits(window=2))
+    for name in ("embed", "embed_avg", "cluster_size"):
+        setattr(vq._codebook, name, getattr(like._codebook, name).clone())
+    vq(torch.randn(1, 64, 8))
+    monitor.step()
+    with pytest.warns(CollapseWarning, match=r"9\d% of 256 codes are dead"):
+        monitor.step()
+    monitor.close()
+    assert {record["codes"] for record in read_json_lines(tmp_path / "run.jsonl")} == {256}

@@ -391,7 +391,7 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "binary_log_prob": ((X, integers(16, 2, 9)), {}),
     # Gradient operators, which only autograd calls.
     "linear_nearest_code_backward": (
-        (X[:1], X[:1], INDICES[:1], CODEBOOK[0]),
+        (X[:1], MASK[:1], INDICES[:1], CODEBOOK[0]),
         {},
     ),
     "linear_quantize": (

@@ -163,6 +163,27 @@ def test_duplicates_live_rows_masked_and_non_finite_tokens_are_no_candidates(
     assert state[3].sum() == 2 * GOOD["cooldown_steps"]
 
 
+DISTINCT = {
+    "signs": lambda x: torch.cat([x, -x]),
+    "bfloat16": lambda x: x.bfloat16(),
+    "integers": lambda x: x.mul(4).round(),
+}
+
+
+@pytest.mark.parametrize("kind", DISTINCT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("path", ["cpu", "any"])
+def test_different_tokens_are_different_candidates(path, dtype, kind, generator):
+    x = DISTINCT[kind](torch.randn(2048, 4, generator=generator)).to(dtype)
+    distinct = len(torch.unique(x, dim=0))
+    operator = torch.ops.torchvq.dead_code_candidates
+    if path == "any":
+        operator = any_path("dead_code_candidates")
+    keys, rows = operator(x[None], torch.tensor([3, 1]), len(x))
+    found = rows[keys != torch.iinfo(torch.int64).max]
+    assert len(found) == len(torch.unique(found, dim=0)) == distinct
+
+
 def test_minus_zero_is_zero(replace_dead_codes_, generator):
     state = make_state(generator)
     x = torch.tensor([[[0.0, -0.0, 1.0], [-0.0, 0.0, 1.0], [-0.0, -0.0, 1.0]]]).expand(

@@ -357,14 +357,41 @@ def test_synced_usage_checks_its_arguments() -> None:
 
 
 @pytest.mark.parametrize("codes", [5, 24])
-def test_codes_that_were_given_alone_in_another_number(codes: int) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(learnable_codebook=True, ema_update=False),
+        dict(freeze_codebook=True, threshold_ema_dead_code=2),
+        dict(freeze_codebook=True, dead_code_threshold_fraction=0.5),
+    ],
+    ids=["learnable", "threshold", "fraction"],
+)
+def test_codes_that_were_given_alone_in_another_number(options: dict[str, Any], codes: int) -> None:
     """They follow no averages, so none is dead."""
-    vq = VectorQuantize(DIM, 16, learnable_codebook=True, ema_update=False).train()
-    vq._codebook.embed = torch.nn.Parameter(torch.randn(1, codes, DIM))
-    indices = vq(torch.randn(1, 40, DIM))[1]
-    stats = vq.stats()
-    check(stats, indices, max(codes, 16))
-    assert stats.dead == stats.replaced == 0
+    vq = VectorQuantize(DIM, 16, **options).train()
+    kind = torch.nn.Parameter if "learnable_codebook" in options else torch.nn.Buffer
+    for number in (codes, 16, codes):
+        vq._codebook.embed = kind(torch.randn(1, number, DIM))
+        indices = vq(torch.randn(1, 40, DIM))[1]
+        check(vq.stats(), indices, number)
+        if number != 16:
+            assert vq.stats().dead == vq.stats().replaced == 0
+
+
+@pytest.mark.parametrize("codes", [5, 24])
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+def test_codes_given_in_another_number_learn_before_a_forward(codes: int, training: bool) -> None:
+    vq, like = (VectorQuantize(DIM, size, threshold_ema_dead_code=2) for size in (16, codes))
+    for name in ("embed", "embed_avg", "cluster_size"):
+        setattr(vq._codebook, name, getattr(like._codebook, name).clone())
+    vq._codebook.rng.copy_(like._codebook.rng)
+    x, indices = tokens(1), torch.arange(80).view(2, 40) % codes
+    for module in (vq.train(training), like.train(training)):
+        module.expire_codes_(x)
+        module.update_ema_indices(x, indices)
+    for name in ("embed", "embed_avg", "cluster_size", "cooldown"):
+        assert torch.equal(getattr(vq._codebook, name), getattr(like._codebook, name)), name
+    assert vq.stats() == like.stats()
 
 
 def test_opcheck() -> None:

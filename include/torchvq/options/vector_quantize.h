@@ -154,7 +154,7 @@ struct TORCHVQ_API VectorQuantizeOptions {
   TORCH_ARG(int64_t, kmeans_iters) = 10;
   /// A code whose moving average of tokens per step is below this is replaced by a token of the
   /// batch, unless it was used in this step. A step replaces at most one code for every
-  /// eight tokens, drawn at random. Default: 0, never.
+  /// four tokens, drawn at random. Default: 0, never.
   TORCH_ARG(double, threshold_ema_dead_code) = 0.0;
   /// The same threshold as a fraction of the mean number of tokens per code, which does not depend
   /// on the batch size. Default: 0, never.

@@ -30,16 +30,18 @@ class CollapseLimits(NamedTuple):
 class LevelWatch:
     """Running means of the statistics of one level, and the warnings that it has already had."""
 
-    def __init__(self, name: str, codes: int, limits: CollapseLimits) -> None:
-        self._name, self._codes, self._limits = name, codes, limits
+    def __init__(self, name: str, limits: CollapseLimits) -> None:
+        self._name, self._limits = name, limits
+        self._codes = 0
         self._records = 0
         self._perplexity = self._best = self._dead = self._replaced = 0.0
         self._warned: set[str] = set()
 
-    def add(self, stats: CodebookStats, step: int) -> list[str]:
-        """Takes a record; returns the texts of warnings whose cause appears for the first time."""
+    def add(self, stats: CodebookStats, codes: int, step: int) -> list[str]:
+        """Takes a record of so many codes; returns the texts of warnings whose cause appears for the first time."""
         if stats.tokens == 0:
             return []  # dropped, or a batch of padding: no evidence about the codes
+        self._codes = codes
         self._records += 1
         # A plain mean until the window is full, then an exponential one.
         share = 1 / min(self._records, self._limits.window)

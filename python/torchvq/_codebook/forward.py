@@ -13,7 +13,7 @@ from torchvq._codebook.losses import sees_padding
 from torchvq._codebook.messages import agree, agree_to_learn
 from torchvq._codebook.request import Request, check_targets, unflattened
 from torchvq._codebook.search import prepare, stored_codes
-from torchvq._codebook.stats import begin_step
+from torchvq._codebook.stats import begin_step, fit_to_codes
 from torchvq._codebook.step import ForwardResult, step
 from torchvq.outputs import LossBreakdown, QuantizeOutput, QuantizeOutputWithBreakdown
 
@@ -95,6 +95,7 @@ def learn_from_indices(
         inputs = _metric_space(vq, layout.split_heads(project(vq.project_in, layout.pack(x))))
         ranks = ranks_of(vq, "VectorQuantize")
         agree_to_learn(vq, ranks, inputs.dtype)
+        fit_to_codes(vq)
         replaces = _replaces_codes(codebook)
         if replaces:
             begin_step([codebook])
@@ -112,6 +113,7 @@ def replace_codes_now(vq: "VectorQuantize", x: Tensor) -> None:
         return
     with torch.no_grad():
         inputs = _metric_space(vq, vq._layout.split_heads(x))
+        fit_to_codes(vq)
         begin_step([codebook])
         codebook.expire_codes(inputs, ranks_of(vq, "VectorQuantize"))
         _ops.advance_rng_(codebook.rng)

@@ -42,7 +42,8 @@ def check_level(vq: "VectorQuantize", frozen: bool) -> None:
         codebook.check_averages()
     else:
         codebook.checked_embed()
-    if vq.training and not torch.compiler.is_compiling():  # the operators check options while they are traced
+    # While the operators are traced they check options themselves.
+    if vq.training and not torch.compiler.is_compiling():
         _check_options(vq)
 
 

@@ -59,15 +59,15 @@ def fit_to_codes(vq: "VectorQuantize") -> None:
     codebook = vq._codebook
     codes = codebook.checked_embed()
     # A lookup through the module takes six times as long.
-    sizes: Any = codebook._buffers["cluster_size"]
+    own: Any = codebook._buffers
+    sizes = own["cluster_size"]
     counts: Any = vq._buffers["step_counts"]
-    if counts.shape == sizes.shape and counts.size(1) >= codes.size(1):
+    counted = len(sizes), codes.size(1)
+    if counts.shape == counted and own["cooldown"].shape == sizes.shape:
         return
-    counted = len(sizes), max(sizes.size(1), codes.size(1))
-    if counts.shape != counted:
-        codebook.cooldown = torch.zeros_like(sizes, dtype=torch.long)
-        forget_step(vq)
-        vq.step_counts = counts.new_zeros(counted)
+    codebook.cooldown = torch.zeros_like(sizes, dtype=torch.long)
+    forget_step(vq)
+    vq.step_counts = counts.new_zeros(counted)
 
 
 def begin_step(codebooks: Sequence["Codebook"]) -> None:
@@ -163,17 +163,17 @@ def stats_of(
     counts: Sequence[Tensor], codebooks: Sequence["Codebook"], group: str
 ) -> list[CodebookStats]:
     """Statistics from the tokens per code (H, K) of each codebook, over a group's ranks; of this rank without one."""
-    sizes = [codebook.cluster_size for codebook in codebooks]
+    # Codes that were given without averages, in another number, do not follow any: none is dead.
+    follow = [c.cluster_size.shape == own.shape for c, own in zip(codebooks, counts, strict=True)]
     table = _ops.synced_usage(
         counts,
-        # Codes that were given without averages, in another number, do not follow any: none is dead.
         [
-            size if size.shape == own.shape else size.new_ones(own.shape)
-            for size, own in zip(sizes, counts, strict=True)
+            c.cluster_size if own_averages else c.cluster_size.new_ones(own.shape)
+            for c, own_averages, own in zip(codebooks, follow, counts, strict=True)
         ],
         [codebook.replaced for codebook in codebooks],
-        threshold=[float(codebook.threshold_ema_dead_code) for codebook in codebooks],
-        threshold_fraction=[float(c.dead_code_threshold_fraction) for c in codebooks],
+        threshold=_of_each("threshold_ema_dead_code", codebooks, follow),
+        threshold_fraction=_of_each("dead_code_threshold_fraction", codebooks, follow),
         group_name=group,
         label="stats",
     )
@@ -181,3 +181,10 @@ def stats_of(
         CodebookStats(usage, perplexity, int(dead), int(replaced), entropy, int(tokens))
         for usage, perplexity, dead, replaced, entropy, tokens in table.tolist()
     ]
+
+
+def _of_each(
+    threshold: str, codebooks: Sequence["Codebook"], follow: Sequence[bool]
+) -> list[float]:
+    """A threshold of each codebook; 0 where codes do not follow averages."""
+    return [float(getattr(c, threshold)) * own for c, own in zip(codebooks, follow, strict=True)]

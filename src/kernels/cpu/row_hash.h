@@ -4,20 +4,23 @@
 #include <bit>
 #include <cstdint>
 
-#include "kernels/cpu/row_magnitude.h"
 #include "kernels/random.h"
 
 namespace torchvq::kernels {
 
-/// Sum over d of the bits of row[d] times multipliers[d], modulo 2^64; -0 counts as +0.
+/// The bits of an element as a word of 64 bits. Those of a double are mixed: a multiple of 2^n keeps
+/// only 64 - n bits of its multiplier, so that two changed signs would cancel.
+inline uint64_t hash_word(float value) {
+  // Sign-extended, as in the tensor version, which widens int32.
+  return static_cast<uint64_t>(static_cast<int64_t>(std::bit_cast<int32_t>(value)));
+}
+inline uint64_t hash_word(double value) { return mix_bits(std::bit_cast<uint64_t>(value)); }
+
+/// Sum over d of hash_word(row[d]) times multipliers[d], modulo 2^64; -0 counts as +0.
 template <typename T>
 uint64_t row_hash(const T* row, const uint64_t* multipliers, int64_t dim) {
   uint64_t sum = 0;
-  for (int64_t d = 0; d < dim; ++d) {
-    // Sign-extended, as in the tensor version, which widens int32.
-    const auto bits = static_cast<int64_t>(std::bit_cast<typename FloatBits<T>::Integer>(row[d]));
-    sum += (row[d] == 0 ? 0 : static_cast<uint64_t>(bits)) * multipliers[d];
-  }
+  for (int64_t d = 0; d < dim; ++d) sum += (row[d] == 0 ? 0 : hash_word(row[d])) * multipliers[d];
   return sum;
 }
 

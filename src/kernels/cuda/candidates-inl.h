@@ -114,8 +114,13 @@ __device__ uint64_t hash_key(const CandidateTask& task, uint64_t stream = 0) {
                     task.purpose, stream);
 }
 
-__device__ inline int64_t bits_of(float value) { return __float_as_int(value); }
-__device__ inline int64_t bits_of(double value) { return __double_as_longlong(value); }
+/// As hash_word() in kernels/cpu/row_hash.h.
+__device__ inline uint64_t hash_word(float value) {
+  return static_cast<uint64_t>(static_cast<int64_t>(__float_as_int(value)));
+}
+__device__ inline uint64_t hash_word(double value) {
+  return mix_bits(static_cast<uint64_t>(__double_as_longlong(value)));
+}
 
 /// Returns to every lane the key that row_keys() gives to a row of a head with elements value(d).
 template <typename Value>
@@ -124,7 +129,7 @@ __device__ uint64_t key_of_row(const Value& value, int64_t dim, uint64_t hash, i
   for (int64_t d = lane_of_warp(); d < dim; d += kWarp) {
     const auto element = value(d);
     const uint64_t multiplier = random_bits(hash, static_cast<uint64_t>(d)) | 1;
-    if (element != 0) sum += static_cast<uint64_t>(bits_of(element)) * multiplier;
+    if (element != 0) sum += hash_word(element) * multiplier;
   }
   sum = sum_of_warp(sum);
   const uint64_t salt = random_bits(hash, ~static_cast<uint64_t>(head));

@@ -25,11 +25,11 @@ std::tuple<at::Tensor, at::Tensor> linear_nearest_code(const at::Tensor& x,
 }
 
 std::tuple<at::Tensor, at::Tensor> linear_nearest_code_backward(const at::Tensor& grad,
-                                                                const at::Tensor& codes,
+                                                                const at::Tensor& absent,
                                                                 const at::Tensor& indices,
                                                                 const at::Tensor& frozen) {
-  detail::check_linear_nearest_code_backward(grad, codes, indices, frozen);
-  const auto rows = detail::gradient_rows(grad, codes, frozen);
+  detail::check_linear_nearest_code_backward(grad, absent, indices, frozen);
+  const auto rows = detail::gradient_rows(grad, absent, frozen);
   const auto size = frozen.size(0);
   // Codes that no token has chosen contribute nothing to the product.
   const auto weight = rows.size(0) < size

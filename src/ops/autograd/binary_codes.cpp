@@ -22,7 +22,7 @@ struct BinaryOneHot : torch::autograd::Function<BinaryOneHot> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& logits,
                             const at::Tensor& indices, double temperature) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({logits, indices});
+    ctx->save_for_backward({logits, indices.clone()});  // users may write to theirs
     ctx->saved_data["temperature"] = temperature;
     return ops::binary_one_hot(logits, indices, temperature);
   }

@@ -18,15 +18,15 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-std::tuple<at::Tensor, at::Tensor> map_gradients(const at::Tensor& grad, const at::Tensor& codes,
+std::tuple<at::Tensor, at::Tensor> map_gradients(const at::Tensor& grad, const at::Tensor& absent,
                                                  const at::Tensor& indices,
                                                  const at::Tensor& frozen) {
   using Signature = std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&,
                                                        const at::Tensor&, const at::Tensor&);
   static auto op = detail::op_handle<Signature>("torchvq::linear_nearest_code_backward");
-  if (!at::GradMode::is_enabled()) return op.call(grad, codes, indices, frozen);
+  if (!at::GradMode::is_enabled()) return op.call(grad, absent, indices, frozen);
   // Uses differentiable operators.
-  const auto rows = detail::gradient_rows(grad, codes, frozen);
+  const auto rows = detail::gradient_rows(grad, absent, frozen);
   const auto of_codes = detail::add_rows(rows.unsqueeze(0), indices, frozen.sym_size(0))[0];
   return {of_codes.t().mm(frozen), rows.sum(0)};
 }
@@ -36,8 +36,8 @@ struct LinearNearestCode : torch::autograd::Function<LinearNearestCode> {
                                const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
     at::AutoDispatchBelowADInplaceOrView guard;
     auto [codes, indices] = ops::linear_nearest_code(x, frozen, weight, bias);
-    // A copy, because users may write to the indices they receive.
-    ctx->save_for_backward({codes, indices.clone(), frozen});
+    // Users may write to what they receive.
+    ctx->save_for_backward({codes.select(-1, 0).isnan(), indices.clone(), frozen});
     ctx->saved_data["bias"] = bias.has_value();
     ctx->mark_non_differentiable({indices});
     ctx->set_materialize_grads(false);

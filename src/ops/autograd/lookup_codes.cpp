@@ -19,8 +19,9 @@ struct LookupCodes : torch::autograd::Function<LookupCodes> {
     at::AutoDispatchBelowADInplaceOrView guard;
     // If codes receive no gradient, neither does the codebook, rather than zeros.
     ctx->set_materialize_grads(false);
-    // Backward needs only the codebook's shape, so a later in-place update is harmless.
-    ctx->save_for_backward({indices});
+    // Backward needs only the codebook's shape, so a later in-place update is harmless; and users may
+    // write to their indices.
+    ctx->save_for_backward({indices.clone()});
     auto codes = ops::lookup_codes(codebook, indices);  // checks first that there is an axis 1
     ctx->saved_data["codebook_size"] = codebook.sym_size(1);
     return codes;

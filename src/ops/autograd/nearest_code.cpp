@@ -63,10 +63,10 @@ struct NearestCode : torch::autograd::Function<NearestCode> {
                                const std::string& metric, std::optional<int64_t> topk,
                                bool return_distances, const std::optional<at::Tensor>& mask) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    // Backward needs the chosen codes with their current values: as an output of the leaf operator
-    // they are saved, and not looked up again in a codebook that may have been updated. They are an
-    // output of this function even if nobody asked for them: a constant would hide the second
-    // derivative of the distances.
+    // The gradient of distances needs the chosen codes with their current values: as an output of
+    // the leaf operator they are saved, and not looked up again in a codebook that may have been
+    // updated. They are an output of this function even if nobody asked for them: a constant would
+    // hide the second derivative of the distances.
     const auto out = ops::nearest_code(x, codebook,
                                        ops::NearestCodeOptions()
                                            .metric(metric)
@@ -77,10 +77,11 @@ struct NearestCode : torch::autograd::Function<NearestCode> {
                                            .mask(mask));
     const bool differentiable = (return_distances && x.requires_grad()) ||
                                 codebook.requires_grad() || (bias && bias->requires_grad());
-    // A copy, because users may write to the indices they receive.
+    // Users may write to the codes and indices that they receive.
     const auto indices = differentiable ? out.indices.clone() : out.indices;
-    ctx->save_for_backward(
-        {return_distances ? x : at::Tensor(), indices, out.codes, mask.value_or(at::Tensor())});
+    ctx->save_for_backward({return_distances ? x : at::Tensor(), indices,
+                            return_distances ? out.codes : at::Tensor(),
+                            mask.value_or(at::Tensor()), out.codes.select(-1, 0).isnan()});
     ctx->saved_data["cosine"] = metric == "cosine";
     ctx->saved_data["topk"] = topk.has_value();
     ctx->saved_data["codebook_shape"] = codebook.sym_sizes();
@@ -111,7 +112,7 @@ variable_list NearestCode::backward(AutogradContext* ctx, const variable_list& g
   variable_list result(7);
   auto to_codes = grad_codes;
   // Rows whose x is not finite have NaN as code; like padding, they belong to no code.
-  auto absent = codes.select(-1, 0).isnan();
+  auto absent = saved[4];
   auto indices = saved[1];
   if (mask.defined()) {
     const auto padding = mask.logical_not();

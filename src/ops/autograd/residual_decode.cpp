@@ -31,8 +31,9 @@ struct ResidualDecode : torch::autograd::Function<ResidualDecode> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& indices,
                             at::TensorList codebooks) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    // Backward needs only the codebooks' shapes, so a later in-place update is harmless.
-    ctx->save_for_backward({indices});
+    // Backward needs only the codebooks' shapes, so a later in-place update is harmless; and users
+    // may write to their indices.
+    ctx->save_for_backward({indices.clone()});
     for (size_t n = 0; n < codebooks.size(); ++n) {
       ctx->saved_data[key("shape", n)] = codebooks[n].sym_sizes();
       ctx->saved_data[key("dtype", n)] = codebooks[n].scalar_type();

@@ -2,6 +2,7 @@
 // which end at once if no code is dead. Nothing waits for the device.
 #include "ops/replace_dead_codes_.h"
 
+#include <array>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -29,7 +30,12 @@ class CudaCandidates {
   /// head, `found` (H,) receives their number; `more` words per head are for the caller.
   CudaCandidates(const at::Tensor& x, const at::Tensor& rng, int64_t codes, int64_t most,
                  at::Tensor found, int64_t more = 0)
-      : x_(detail::elements_of(x)), rng_(rng.contiguous()), found_(std::move(found)) {
+      : x_(detail::elements_of(x)),
+        rng_(rng.contiguous()),
+        found_(std::move(found)),
+        words_(
+            at::empty({x.size(0) * words_of_head(x.size(1), codes, most, more)}, rng_.options())),
+        next_(words_.mutable_data_ptr<int64_t>()) {
     const int64_t heads = x.size(0), rows = x.size(1);
     task.x = x_.const_data_ptr();
     task.type = detail::element_type(x_);
@@ -38,9 +44,6 @@ class CudaCandidates {
     task.heads = heads, task.rows = rows, task.dim = x.size(2), task.most = most;
     task.slots = cuda_dead::candidate_slots(rows, codes);
     task.found = found_.mutable_data_ptr<int64_t>();
-    const int64_t words = most + 2 * task.slots + cuda_dead::kCandidateBinWords + 2 * rows + more;
-    words_ = at::empty({heads * words}, rng_.options());
-    next_ = words_.mutable_data_ptr<int64_t>();
     task.chosen = take(most);
     task.bins = take(cuda_dead::kCandidateBinWords);
     task.table_keys = reinterpret_cast<uint64_t*>(take(task.slots));
@@ -65,8 +68,13 @@ class CudaCandidates {
   cuda_dead::CandidateTask task;
 
  private:
+  static int64_t words_of_head(int64_t rows, int64_t codes, int64_t most, int64_t more) {
+    const int64_t slots = cuda_dead::candidate_slots(rows, codes);
+    return most + 2 * slots + cuda_dead::kCandidateBinWords + 2 * rows + more;
+  }
+
   at::Tensor x_, rng_, mask_, keys_, found_, words_;
-  int64_t* next_ = nullptr;
+  int64_t* next_;
 };
 
 /// A codebook and its candidates. Strided state is updated in a contiguous copy, which store()
@@ -122,7 +130,8 @@ class CudaRepairedCodebook {
  private:
   static constexpr int64_t kWordsOfHead = sizeof(cuda_dead::DeadCodeHead) / sizeof(int64_t);
 
-  at::Tensor given_[4], own_[4], counts_;  // cluster_size, embed_avg, embed, cooldown
+  std::array<at::Tensor, 4> given_, own_;  // cluster_size, embed_avg, embed, cooldown
+  at::Tensor counts_;
   double* order_;
   cuda_dead::DeadCodeHead* of_head_;
 };

@@ -20,11 +20,11 @@ std::tuple<at::Tensor, at::Tensor> linear_nearest_code(const at::Tensor& x,
 }
 
 std::tuple<at::Tensor, at::Tensor> linear_nearest_code_backward(const at::Tensor& grad,
-                                                                const at::Tensor& codes,
+                                                                const at::Tensor& absent,
                                                                 const at::Tensor& indices,
                                                                 const at::Tensor& frozen) {
-  detail::check_linear_nearest_code_backward(grad, codes, indices, frozen);
-  const auto dim = codes.sym_size(2);
+  detail::check_linear_nearest_code_backward(grad, absent, indices, frozen);
+  const auto dim = grad.sym_size(2);
   return {frozen.new_empty_symint({dim, frozen.sym_size(1)}), frozen.new_empty_symint({dim})};
 }
 
