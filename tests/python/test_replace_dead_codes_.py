@@ -249,21 +249,6 @@ def test_a_step_replaces_at_most_so_many_codes_for_each_token(
         assert torch.equal(state[0][head, sorted(first)], candidates[head, :number])
 
 
-def test_every_dead_code_is_replaced_equally_often():
-    """Chi-square over steps: one of 10 dead codes has the only token."""
-    hits = torch.zeros(10)
-    for step in range(3000):
-        state = (torch.zeros(1, 10, 1), torch.zeros(1, 10, 1), torch.zeros(1, 10))
-        cooldown, counts = torch.zeros(2, 1, 10, dtype=torch.long)
-        x, rng = torch.ones(1, 1, 1), torch.tensor([1, step])
-        one_codebook(*state, cooldown, x, counts, rng, **GOOD)
-        hits += cooldown[0] > 0
-    assert hits.sum() == 3000
-    assert (
-        (hits - 300) ** 2 / 300
-    ).sum() < 33.7  # 9 degrees of freedom, one chance in ten thousand
-
-
 @pytest.mark.parametrize("tokens", [0, 1])
 def test_few_tokens(replace_dead_codes_, tokens, generator):
     state = make_state(generator)
@@ -391,18 +376,6 @@ def test_a_bad_later_codebook_changes_none(path, generator):
         path(*lists, mask=[], **GOOD)
     for found, expected in zip(lists[:4], before, strict=False):
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
-def test_choice_is_uniform_over_tokens():
-    """Chi-square over steps: every one of 10 tokens replaces the one dead code equally often."""
-    x = torch.arange(10.0)[None, :, None] + 1
-    hits = torch.zeros(10)
-    for step in range(3000):
-        keys, candidates = ops.dead_code_candidates(x, torch.tensor([1, step]), 1)
-        hits[int(candidates[0, 0, 0]) - 1] += 1
-    assert (
-        (hits - 300) ** 2 / 300
-    ).sum() < 33.7  # 9 degrees of freedom, one chance in ten thousand
 
 
 def test_state_of_any_stride_is_written(generator):
