@@ -19,7 +19,7 @@ std::string key(const char* what, size_t level) { return what + std::to_string(l
 /// codebook, their tokens are treated as those of one head.
 at::Tensor codebook_grad(const at::Tensor& rows, const at::Tensor& indices,
                          c10::SymIntArrayRef shape) {
-  const auto size = shape[shape.size() - 2];
+  const auto& size = shape[shape.size() - 2];
   if (shape.size() == 3 && shape[0] == rows.sym_size(0)) {
     return detail::add_rows(rows, indices, size);
   }

@@ -11,7 +11,7 @@
 #include "detail/row_keys.h"
 #include "expect_throw.h"
 
-namespace torchvq::replace_dead_codes__test {
+namespace torchvq::replace_dead_codes_test {
 namespace {
 
 struct State {
@@ -104,4 +104,4 @@ TEST(ReplaceDeadCodesTest, BadArgumentsAreNamed) {
 }
 
 }  // namespace
-}  // namespace torchvq::replace_dead_codes__test
+}  // namespace torchvq::replace_dead_codes_test
