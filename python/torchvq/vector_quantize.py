@@ -64,7 +64,7 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
         layernorm_after_project_in: layer norm after ``project_in``, if there is a projection. Default: False.
         threshold_ema_dead_code: a code whose moving average of tokens per step is below this is replaced by a token
             of the batch, unless it was used in this step. A step replaces at most one code for every four
-            tokens, drawn at random. Default: 0, never.
+            tokens, drawn at random, or with ``vqp_compat`` all. Default: 0, never.
         channel_last: features on the last axis; otherwise on axis 1. Default: True.
         accept_image_fmap: input is (B, dim, H, W). Default: False.
         accept_3d_fmap: input is (B, dim, T, H, W). Default: False.

@@ -40,11 +40,11 @@ struct DeadCodeOptions {
 ///                        (counts[k] == 0 or replace_used)
 ///              candidates: distinct usable tokens by rising key, key = hash(bits of the vector,
 ///              seed, step, head), without tokens that equal a live code. Dead codes take them in
-///              the order of their index; if there are fewer candidates than dead codes, or fewer may
-///              be replaced, a random part of the codes takes them and the rest stay. A replaced code: embed
-///              = token, cluster_size = reset_cluster_size, embed_avg = token * reset_cluster_size,
-///              cooldown = cooldown_steps. Other cooldowns count down by 1 to 0 if any code has a
-///              token in this step.
+///              the order of their index; if there are fewer candidates than dead codes, or fewer
+///              may be replaced, a random part of the codes takes them and the rest stay. A
+///              replaced code: embed = token, cluster_size = reset_cluster_size, embed_avg =
+///              token * reset_cluster_size, cooldown = cooldown_steps. Other cooldowns count down
+///              by 1 to 0 if any code has a token in this step.
 /// Paper        Zeghidour et al. 2021, SoundStream, arXiv:2107.03312, section III-C
 ///
 /// @param embed         (H, K, D), float32 or float64; changed in place, like the next three.

@@ -153,8 +153,8 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// Lloyd iterations of the k-means initialisation, 0 or more. Default: 10.
   TORCH_ARG(int64_t, kmeans_iters) = 10;
   /// A code whose moving average of tokens per step is below this is replaced by a token of the
-  /// batch, unless it was used in this step. A step replaces at most one code for every
-  /// four tokens, drawn at random. Default: 0, never.
+  /// batch, unless it was used in this step. A step replaces at most one code for every four
+  /// tokens, drawn at random, or with `vqp_compat` all. Default: 0, never.
   TORCH_ARG(double, threshold_ema_dead_code) = 0.0;
   /// The same threshold as a fraction of the mean number of tokens per code, which does not depend
   /// on the batch size. Default: 0, never.

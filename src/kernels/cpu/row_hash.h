@@ -1,20 +1,12 @@
 // The multilinear hash behind row_keys. Torch-free; serial on a row.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
+#include "kernels/hash_word.h"
 #include "kernels/random.h"
 
 namespace torchvq::kernels {
-
-/// The bits of an element as a word of 64 bits. Those of a double are mixed: a multiple of 2^n keeps
-/// only 64 - n bits of its multiplier, so that two changed signs would cancel.
-inline uint64_t hash_word(float value) {
-  // Sign-extended, as in the tensor version, which widens int32.
-  return static_cast<uint64_t>(static_cast<int64_t>(std::bit_cast<int32_t>(value)));
-}
-inline uint64_t hash_word(double value) { return mix_bits(std::bit_cast<uint64_t>(value)); }
 
 /// Sum over d of hash_word(row[d]) times multipliers[d], modulo 2^64; -0 counts as +0.
 template <typename T>

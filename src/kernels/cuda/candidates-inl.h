@@ -8,6 +8,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/dead_codes.h"
 #include "kernels/cuda/steps-inl.h"
+#include "kernels/hash_word.h"
 #include "kernels/random.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
@@ -112,14 +113,6 @@ struct CandidateRow {
 __device__ uint64_t hash_key(const CandidateTask& task, uint64_t stream = 0) {
   return random_key(static_cast<uint64_t>(task.rng[0]), static_cast<uint64_t>(task.rng[1]),
                     task.purpose, stream);
-}
-
-/// As hash_word() in kernels/cpu/row_hash.h.
-__device__ inline uint64_t hash_word(float value) {
-  return static_cast<uint64_t>(static_cast<int64_t>(__float_as_int(value)));
-}
-__device__ inline uint64_t hash_word(double value) {
-  return mix_bits(static_cast<uint64_t>(__double_as_longlong(value)));
 }
 
 /// Returns to every lane the key that row_keys() gives to a row of a head with elements value(d).

@@ -84,7 +84,7 @@ class CudaRepairedCodebook {
   CudaRepairedCodebook(const detail::DeadCodeState& state, const at::Tensor& x,
                        const at::Tensor& counts, const at::Tensor& rng, at::Tensor replaced)
       : candidates(x, rng, state.embed.size(1), state.embed.size(1), std::move(replaced),
-                   state.embed.size(1) + kWordsOfHead + 1),
+                   state.embed.size(1) + kWordsOfHead + 1),  // order, of_head, wanted
         given_{state.cluster_size, state.embed_avg, state.embed, state.cooldown},
         counts_(counts.contiguous()) {
     for (size_t i = 0; i < 4; ++i) own_[i] = given_[i].contiguous();

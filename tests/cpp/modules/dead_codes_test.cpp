@@ -9,14 +9,12 @@ namespace {
 using namespace torchvq::testing;
 
 constexpr int64_t kDim = 4;
-constexpr int64_t kCodes = 16;
-
-Options options() { return Options(kDim).codebook_size(kCodes); }
 
 TEST(DeadCodesTest, ComeBackAsTokens) {
-  const auto far = normal({kCodes, kDim}) * 0.01 + 1000;
-  for (const auto& with :
-       {options().threshold_ema_dead_code(1), options().dead_code_threshold_fraction(0.5)}) {
+  const auto far = normal({16, kDim}) * 0.01 + 1000;
+  const auto options = Options(kDim).codebook_size(16);
+  for (const auto& with : {Options(options).threshold_ema_dead_code(1),
+                           Options(options).dead_code_threshold_fraction(0.5)}) {
     auto module = make(with);
     module->set_codebook(far);
     const auto x = normal({1, 200, kDim});
@@ -25,7 +23,7 @@ TEST(DeadCodesTest, ComeBackAsTokens) {
     }
     EXPECT_LT(module->codebook().abs().max().item<float>(), 10);
     module->eval();
-    EXPECT_GT(std::get<0>(at::_unique(module(x).indices)).size(0), kCodes / 2);
+    EXPECT_GT(std::get<0>(at::_unique(module(x).indices)).size(0), 8);
   }
 }
 

@@ -23,12 +23,12 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 Options options() { return Options(kDim).codebook_size(kCodes); }
 
+std::shared_ptr<torch::optim::SGD> sgd(std::vector<torch::Tensor> parameters) {
+  return std::make_shared<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(0.1));
+}
+
 /// Ways to learn that write at different places of a step.
 std::vector<Options> ways_to_learn() {
-  const auto sgd = [](std::vector<torch::Tensor> parameters) {
-    return std::make_shared<torch::optim::SGD>(std::move(parameters),
-                                               torch::optim::SGDOptions(0.1));
-  };
   return {options(), options().kmeans_init(true), options().affine_param(true),
           options().learnable_codebook(true).ema_update(false).in_place_codebook_optimizer(sgd)};
 }
@@ -436,11 +436,7 @@ TEST(RefusedCallsTest, LogitsOfOtherDtypesDrawNothing) {
 }
 
 TEST(RefusedCallsTest, AStepThatFailsLeavesTheAccumulatedStatistics) {
-  const auto sgd = [](std::vector<torch::Tensor> parameters) {
-    return std::make_shared<torch::optim::SGD>(std::move(parameters),
-                                               torch::optim::SGDOptions(0.1));
-  };
-  const auto build = [&] {
+  const auto build = [] {
     return make(options().learnable_codebook(true).in_place_codebook_optimizer(sgd).vq_bridge(
         torch::nn::AnyModule(FragileBridge())));
   };
