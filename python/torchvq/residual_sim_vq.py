@@ -212,7 +212,7 @@ class ResidualSimVQ(ResidualStack):
             mask=None if mask is None else mask.reshape(1, -1),
         )
         # Any valid code serves for padding.
-        return cast(Tensor, paths.clamp_min(0).view(*inputs.shape[:2], -1))
+        return cast(Tensor, paths.clamp_min(0).view(*inputs.shape[:2], self.num_quantizers))
 
     def estimate(self, inputs: Tensor, total: Tensor) -> Tensor:
         rng = torch.zeros(2, dtype=torch.long, device=inputs.device)

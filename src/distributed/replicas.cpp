@@ -161,6 +161,14 @@ void broadcast_state_any_(at::TensorList state, std::string_view group_name,
   broadcast(Group(group_name, {std::string(label), step_of(state)}), state);
 }
 
+void call_handshake_(at::TensorList state, int64_t handle, std::string_view signature,
+                     std::string_view group_name, std::string_view label) {
+  static auto op =
+      detail::op_handle<void(at::TensorList, int64_t, std::string_view, std::string_view,
+                             std::string_view)>("torchvq::handshake_");
+  op.call(state, handle, signature, group_name, label);
+}
+
 void handshake_any_(at::TensorList state, int64_t handle, std::string_view signature_,
                     std::string_view group_name, std::string_view label) {
   const Group group(group_name, {std::string(label), step_of(state)});
@@ -179,8 +187,17 @@ void handshake_any_(at::TensorList state, int64_t handle, std::string_view signa
                "was loaded on "
                "some of them only); all take the state and the seed of rank 0");
     broadcast(group, state);
+    for (const auto& tensor : state) detail::mark_written(tensor);
   }
   handshakes().add(handle, group, agreed);
+}
+
+/// Unlike run_without_gradient, it leaves it to handshake_any_ to mark what it writes: nearly all handshakes only look
+/// up that there was one, and the backward of an earlier step may still need the state.
+void handshake_autograd_(at::TensorList state, int64_t handle, std::string_view signature,
+                         std::string_view group_name, std::string_view label) {
+  detail::without_gradient({},
+                           [&] { call_handshake_(state, handle, signature, group_name, label); });
 }
 
 void nothing(at::TensorList /*state*/, std::string_view /*group_name*/,
@@ -210,10 +227,7 @@ void broadcast_state_(at::TensorList state, const SyncOptions& options) {
 }
 
 void handshake_(at::TensorList state, const HandshakeOptions& options) {
-  static auto op =
-      detail::op_handle<void(at::TensorList, int64_t, std::string_view, std::string_view,
-                             std::string_view)>("torchvq::handshake_");
-  op.call(state, options.handle, options.signature, options.group_name, options.label);
+  call_handshake_(state, options.handle, options.signature, options.group_name, options.label);
 }
 
 }  // namespace torchvq::distributed
@@ -247,8 +261,9 @@ TORCH_LIBRARY_IMPL(torchvq, Meta, m) {
 }
 
 TORCH_LIBRARY_IMPL(torchvq, Autograd, m) {
-  for (const auto* name : {"state_hash", "replica_hashes", "broadcast_state_", "handshake_"}) {
+  for (const auto* name : {"state_hash", "replica_hashes", "broadcast_state_"}) {
     m.impl(name,
            torch::CppFunction::makeFromBoxedFunction<&torchvq::detail::run_without_gradient>());
   }
+  m.impl("handshake_", torchvq::distributed::handshake_autograd_);
 }

@@ -473,10 +473,12 @@ void CodebookImpl::state_loaded(const std::vector<std::string>& missing) {
   };
   for (const std::string name :
        {"batch_mean", "batch_variance", "codebook_mean", "codebook_variance"}) {
+    if (!options.affine_param()) break;
+    auto needs_init = named_buffers(/*recurse=*/false)[name + "_needs_init"];
     // The reference has no flag for statistics that it creates in its first step.
-    if (options.affine_param() && lacks(name + "_needs_init") && !lacks(name)) {
-      named_buffers(/*recurse=*/false)[name + "_needs_init"].fill_(false);
-    }
+    if (lacks(name + "_needs_init") && !lacks(name)) needs_init.fill_(false);
+    // It saves uninitialised memory for those that no step has set.
+    if (!needs_init.is_meta() && needs_init.item<bool>()) restore_default(name);
   }
   pending_.reset();
   reset_replaced();

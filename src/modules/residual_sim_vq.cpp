@@ -132,7 +132,8 @@ detail::StackFamily ResidualSimVQImpl::family(Walk& walk) {
     const auto paths = ops::residual_beam_search(rows_of(inputs.detach()), codebooks, beam,
                                                  ops::ResidualBeamSearchOptions().mask(walk.mask));
     // For padding any valid code will do.
-    walk.chosen = paths.clamp_min(0).view({inputs.size(0), inputs.size(1), -1});
+    walk.chosen =
+        paths.clamp_min(0).view({inputs.size(0), inputs.size(1), options.num_quantizers()});
     return inputs;
   };
   own.choose = [this, training, summed, &walk](int64_t index, const at::Tensor& residual,

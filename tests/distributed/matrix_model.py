@@ -95,6 +95,15 @@ def data_parallel(rank: int, row: str) -> dict[str, Any]:
     return {"state": state_of(model), "gradients": gradients}
 
 
+def two_forwards(rank: int, row: str) -> list[Tensor]:
+    """The gradients of two forwards with one backward; the second must leave what the first has saved."""
+    model = Around(row, seed=rank)
+    for step in (1, 3):
+        losses = [model(batch(row, own, rank)) for own in (step, 3)]
+        (losses[0] + losses[1]).backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
 def fully_sharded(rank: int, row: str, cast: bool) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,
@@ -147,6 +156,5 @@ def rotations_differ(rank: int) -> list[str]:
 
 
 def on_rank(rank: int, name: str, *args: Any) -> dict[str, Any]:
-    return every_row(
-        {"data_parallel": data_parallel, "fully_sharded": fully_sharded}[name], rank, *args
-    )
+    functions = (data_parallel, two_forwards, fully_sharded)
+    return every_row({own.__name__: own for own in functions}[name], rank, *args)

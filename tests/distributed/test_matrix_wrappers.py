@@ -59,6 +59,17 @@ def test_ddp(
         assert torch.equal(a, b) and a.isfinite().all()
 
 
+@pytest.fixture(scope="module")
+def forward_twice(pool: Pool) -> list[dict[str, Any]]:
+    return pool(2).run(matrix_model.on_rank, "two_forwards")
+
+
+@every_row
+def test_two_forwards_before_one_backward(row: str, forward_twice: list[dict[str, Any]]) -> None:
+    for gradients in of_row(forward_twice, row):
+        assert gradients and all(gradient.isfinite().all() for gradient in gradients)
+
+
 def test_rotations_that_differ_are_found(two: Ranks) -> None:
     for found in two.run(matrix_model.rotations_differ):
         assert found == ["orthogonal_rot: ranks 0 | 1"]

@@ -95,6 +95,22 @@ def test_another_signature_is_another_handshake(two: Ranks):
     assert two.run(changed_signature) == [[(0, 1, 0), (0, 1, 0), (0, 0, 0)]] * 2
 
 
+def marks(rank: int, same: bool) -> list[list[bool]]:
+    state, handle, seen = state_of(0 if same else rank), ops.new_handle(), []
+    for _ in range(3):
+        before = [tensor._version for tensor in state]
+        ops.handshake_(state, handle=handle, group_name=group_name())
+        seen.append([tensor._version > old for tensor, old in zip(state, before, strict=True)])
+    return seen
+
+
+def test_autograd_learns_of_writes_alone(two: Ranks):
+    """A backward that needs the state of an earlier step would otherwise fail after every later step."""
+    no, yes = [False] * 5, [True] * 5
+    assert two.run(marks, True) == [[no, no, no]] * 2
+    assert two.run(marks, False) == [[yes, no, no]] * 2
+
+
 def hashes(rank: int) -> torch.Tensor:
     state = state_of(0)
     if rank == 1:

@@ -17,7 +17,7 @@ def build(kind: str, seed: int, **options: Any) -> SimVQ | ResidualSimVQ:
     if kind == "SimVQ":
         return SimVQ(DIM, CODES, **options)
     return ResidualSimVQ(
-        dim=DIM, codebook_size=CODES, num_quantizers=4, quantize_dropout=True, **options
+        dim=DIM, codebook_size=CODES, num_quantizers=4, **{"quantize_dropout": True, **options}
     )
 
 
@@ -66,3 +66,21 @@ def beside_one_in_evaluation(rank: int) -> list[torch.Tensor]:
 def test_a_first_level_in_evaluation_does_not_part_the_ranks(two: Ranks) -> None:
     first, second = two.run(beside_one_in_evaluation)
     assert all(map(torch.equal, first, second))
+
+
+def gradient_of_two_forwards(rank: int, kind: str, backwards: int) -> list[torch.Tensor]:
+    module = build(kind, 0, **({"quantize_dropout": False} if kind == "ResidualSimVQ" else {}))
+    inputs = torch.randn(2, 2, 5, DIM, generator=torch.Generator().manual_seed(rank))
+    if backwards == 2:
+        for x in inputs:
+            module(x).loss.sum().backward()
+    else:
+        sum(module(x).loss.sum() for x in inputs).backward()
+    return [parameter.grad for parameter in module.parameters()]
+
+
+def test_one_backward_for_two_forwards(two: Ranks) -> None:
+    for kind in ("SimVQ", "ResidualSimVQ"):
+        once, twice = (two.run(gradient_of_two_forwards, kind, backwards) for backwards in (1, 2))
+        for own, other in zip(once, twice, strict=True):
+            torch.testing.assert_close(own, other)

@@ -66,6 +66,27 @@ def test_same_options(reference, subject):
         assert ours[option].default == parameter.default
 
 
+@pytest.mark.parametrize("quant_resi", [0.5, -0.25, 1.0])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_a_convolution_takes_a_map(axes, quant_resi, reference, subject):
+    """The loop over scales of a generator calls the interpolation, and then ``choose_phi(n)``, by itself."""
+    options = dict(dim=DIM, codebook_size=4, scales=(1, 2), quant_resi=quant_resi)
+    options |= dict(accept_image_fmap=axes == 2, accept_3d_fmap=axes == 3)
+    theirs, ours = (package.HierarchicalVQ(**options) for package in (reference, subject))
+    ours.load_state_dict(theirs.state_dict())
+    maps = torch.randn(2, DIM, *range(3, 3 + axes), generator=torch.Generator().manual_seed(3))
+    results = []
+    for module in (theirs, ours):
+        phi, x = module.choose_phi(1), maps.clone().requires_grad_()
+        convolved = phi(x)
+        convolved.square().sum().backward()
+        results.append((convolved, x.grad, *(p.grad for p in phi.parameters())))
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    # A map of a grid of its own size is not interpolated.
+    torch.testing.assert_close(ours.upsample_to_full(maps, maps.shape[2:], 1), results[1][0])
+
+
 @pytest.mark.parametrize("convolutions", range(2, 16))
 def test_same_convolution_of_each_scale(convolutions, reference, subject):
     for scales in (*range(1, 20), 23, 27, 39, 45, 53):

@@ -1,6 +1,9 @@
 """VectorQuantize against the reference: the same numbers row by row, or an oracle for intended differences."""
 
+import math
+
 import pytest
+import torch
 
 from .differences_vector_quantize import COMPATIBLE, DIFFERENT, RANDOM
 from .errors_vector_quantize import CONSTRUCTION, FORWARD
@@ -71,6 +74,20 @@ def test_same_signature(method, reference, subject):
     assert_same_signature(
         getattr(reference.VectorQuantize, method), getattr(subject.VectorQuantize, method)
     )
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 8), (0, 3, 8), (2, 0, 8)], ids=str)
+@pytest.mark.parametrize("separate", [False, True])
+def test_same_split_of_heads(separate, shape, reference, subject):
+    options = dict(
+        dim=8, codebook_dim=4, codebook_size=4, heads=2, separate_codebook_per_head=separate
+    )
+    x = torch.arange(math.prod(shape)).view(shape).float()
+    theirs, ours = (
+        package.VectorQuantize(**options).maybe_split_heads_from_input(x)
+        for package in (reference, subject)
+    )
+    assert torch.equal(ours, theirs)
 
 
 def test_every_keyword_has_a_row(reference):

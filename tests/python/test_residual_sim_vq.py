@@ -134,6 +134,20 @@ def test_masked_is_absent(case, training):
     assert found.all_codes[:, ~mask].eq(0).all()
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("shape", [(0, 5, DIM), (2, 0, DIM), (0, DIM)], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_without_tokens_there_is_nothing_to_quantize(case, shape, training):
+    stack = build(case).train(training)
+    x = torch.zeros(shape)
+    x = x.movedim(-1, 1) if stack.channel_first else x
+    quantized, indices, losses, codes = stack(x, return_all_codes=True)
+    heads = (stack.heads,) if stack.heads > 1 else ()
+    assert quantized.shape == x.shape and codes.shape == (LEVELS, *x.shape)
+    assert indices.shape == (*shape[:-1], *heads, LEVELS) and indices.dtype == torch.int64
+    assert torch.equal(losses, torch.zeros(LEVELS))
+
+
 def test_dropped_levels_are_absent():
     stack = build(num_quantizers=6, quantize_dropout=True, quantize_dropout_cutoff_index=1)
     depths = set()

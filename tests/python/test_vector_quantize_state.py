@@ -75,8 +75,10 @@ def test_checkpoints_of_the_reference_load_strictly_fresh_and_trained(case: str)
             theirs(data(build(case), step))
         module = build(case, seed=7)
         module.load_state_dict(theirs.state_dict(), strict=True)
-        for name, value in theirs.state_dict().items():
-            assert same(module.state_dict()[name], value), name
+        stored = theirs.state_dict()
+        for name, value in stored.items():
+            unset = stored.get(name + "_needs_init", False)  # uninitialised memory there
+            assert unset or same(module.state_dict()[name], value), name
         assert module._codebook.initialised == bool(theirs.state_dict()["_codebook.initted"])
         assert (module._codebook.cooldown == 0).all()
 
@@ -103,6 +105,21 @@ def test_a_run_of_the_reference_goes_on_here(case: str) -> None:
         theirs(data(module, step))
     for name, value in theirs.state_dict().items():
         torch.testing.assert_close(module.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_statistics_that_the_reference_has_not_set(assign: bool) -> None:
+    """Its first step makes them; until then a checkpoint holds whatever the memory held."""
+    stored = reference("affine").state_dict()
+    for name in ("mean", "variance"):
+        assert stored[f"_codebook.codebook_{name}_needs_init"]
+        stored[f"_codebook.codebook_{name}"].fill_(math.nan)
+    module = build("affine", seed=7)
+    module.load_state_dict(stored, strict=True, assign=assign)
+    assert torch.equal(module.codebook, stored["_codebook.embed"][0])
+    for frozen in (True, False):
+        assert module(data(module, 0), freeze_codebook=frozen).quantized.isfinite().all()
+    assert stored["_codebook.codebook_mean"].isnan().all()
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -30,6 +30,7 @@ class AddedState(WideBuffers):
             for name in lacking:
                 missing.remove(prefix + name)
             self._take_defaults(lacking)
+            self._take_defaults(self._unset_statistics())
         self.widen()
 
     def complete_load(self, lacking: AbstractSet[str]) -> None:
@@ -38,6 +39,16 @@ class AddedState(WideBuffers):
             # The seed that was drawn at construction is lost.
             self._buffers["rng"] = self.rng.to("meta")
         self._take_defaults(lacking & set(ADDED_STATE))
+        self._take_defaults(self._unset_statistics())
+
+    def _unset_statistics(self) -> set[str]:
+        """Statistics of the affine map that no step has set: the reference saves uninitialised memory for them."""
+        flags = {name: self._buffers.get(name + "_needs_init") for name in AFFINE_STATE}
+        return {
+            name
+            for name, flag in flags.items()
+            if flag is not None and not flag.is_meta and bool(flag)
+        }
 
     # Tensors made in inference mode cannot be updated outside of it, and a load may run in it.
     @torch.inference_mode(False)

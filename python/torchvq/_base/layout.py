@@ -165,7 +165,7 @@ class Layout(NamedTuple):
         """(B, N, heads * D) to (heads, B, N, D) for separate codebooks, (1, B * heads, N, D) for a shared one."""
         if self.heads == 1:
             return x
-        split = x.reshape(*x.shape[:-1], self.heads, -1)
+        split = x.reshape(*x.shape[:-1], self.heads, x.shape[-1] // self.heads)
         if self.separate:
             return split.movedim(2, 0)
         return split.transpose(1, 2).flatten(0, 1).unsqueeze(0)

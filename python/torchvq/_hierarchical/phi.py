@@ -26,8 +26,18 @@ class Phi(nn.Module):
         self.resi_ratio = abs(quant_resi)
         self.conv = _CONVOLUTIONS[spatial_dims](dim, dim, 3, padding=1)
 
-    def forward(self, tokens: Tensor, shape: Sequence[int], full: Sequence[int]) -> Tensor:
-        """Tokens (B, L, D) of a grid of ``shape`` as a map (B, D, *full), in the dtype of the tokens."""
+    def forward(
+        self,
+        tokens: Tensor,
+        shape: Sequence[int] | None = None,
+        full: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Tokens (B, L, D) of a grid of ``shape`` as a map (B, D, *full), in the dtype of the tokens.
+
+        Without a grid, a map (B, D, *S) is only convolved, as in the reference.
+        """
+        if shape is None or full is None:
+            return self._convolved(tokens)
         if is_jit_traced():
             # Where sizes are tensors, of which operators take no lists.
             full = [int(positions) for positions in full]
@@ -35,9 +45,11 @@ class Phi(nn.Module):
         calls = type(self.conv).forward is not kind.forward or is_observed_itself(self.conv)
         if calls and tokens.numel() > 0:
             # Such as pruning, which sets the weight in a hook.
-            maps = _ops.resample_scale(tokens, list(shape), full, "interpolate")
-            return torch.lerp(maps, project(self.conv, maps).to(maps.dtype), self.resi_ratio)
+            return self._convolved(_ops.resample_scale(tokens, list(shape), full, "interpolate"))
         spread: Tensor = _ops.spread_scale(
             tokens, list(shape), full, self.conv.weight, self.conv.bias, self.resi_ratio
         )
         return spread
+
+    def _convolved(self, maps: Tensor) -> Tensor:
+        return torch.lerp(maps, project(self.conv, maps).to(maps.dtype), self.resi_ratio)

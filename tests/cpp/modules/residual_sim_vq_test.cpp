@@ -114,6 +114,20 @@ TEST(ResidualSimVQTest, MaskedIsAbsent) {
   }
 }
 
+TEST(ResidualSimVQTest, WithoutTokensThereIsNothingToQuantize) {
+  for (const auto& own : {options(), options().heads(2), options().eval_beam_size(4),
+                          options().heads(2).eval_beam_size(3)}) {
+    for (const bool training : {false, true}) {
+      ResidualSimVQ stack(own);
+      stack->train(training);
+      const auto output = stack(at::zeros({0, 5, 6}));
+      EXPECT_EQ(output.quantized.sizes(), (std::vector<int64_t>{0, 5, 6}));
+      EXPECT_EQ(output.indices.size(-1), 3);
+      EXPECT_TRUE(at::equal(output.loss, at::zeros({3})));
+    }
+  }
+}
+
 TEST(ResidualSimVQTest, DroppedLevelsAreAbsent) {
   ResidualSimVQ stack(options().quantize_dropout(true));
   bool dropped = false;

@@ -1,5 +1,6 @@
 // State of the residual stacks: names, checkpoints, copies, casts.
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <sstream>
 
@@ -195,6 +196,18 @@ TEST(ResidualVQStateTest, CheckpointOfTheReferenceLoads) {
       EXPECT_TRUE(at::equal(stack->codebooks()[level], source->codebooks()[level]));
     }
   }
+}
+
+// The reference saves uninitialised memory for the levels that dropout has left out.
+TEST(ResidualVQStateTest, StatisticsThatNoStepHasSetTakeDefaults) {
+  const auto options = with([](auto& o) { o.vq().affine_param(true); });
+  auto state = state_of(*make_stack(options));
+  for (auto& [name, value] : state) {
+    if (name.ends_with("_mean") || name.ends_with("_variance")) value.fill_(NAN);
+  }
+  auto stack = make_stack(options, 7);
+  load_state_dict(*stack, state);
+  EXPECT_TRUE(at::equal(stack->levels[1]->codebook(), state["layers.1._codebook.embed"][0]));
 }
 
 TEST(ResidualVQStateTest, CastsKeepTheAveragesWide) {
