@@ -107,9 +107,9 @@ def ema_update_(
     State is float32 or float64: ``cluster_size`` (H, K), ``embed_avg`` and ``embed`` (H, K, D); statistics are those
     of :func:`code_statistics`. ``weight`` scales ``1 - decay`` and broadcasts to (H, K). ``from_codebook`` starts from
     ``embed`` instead of ``embed_avg`` (after a step of an optimizer). ``finish=False`` leaves ``embed`` to
-    :func:`ema_finish_`. A faint code, without tokens here and with a size below ``min(1e-2, (1 - decay) / 2)``, keeps
+    :func:`ema_finish_`. A faint code, without tokens here and with a size below ``min(0.03, (1 - decay) / 2)``, keeps
     its place. An unused one, faint and without a token for ``8 K / sum(cluster_size)`` steps, moves towards one of the
-    codes with the most tokens by ``(1 - decay) * weight`` of the distance, one unused code to each. A head without
+    codes with the most tokens by ``0.8 * weight`` of the distance, one unused code to each. A head without
     tokens does not change.
     """
     torch.ops.torchvq.ema_update_(

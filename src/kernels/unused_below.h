@@ -1,5 +1,5 @@
-// When a code that gets no tokens is no longer in use. Torch-free; src/detail/unused_codes.cpp has the same in tensor
-// operators.
+// When a code that gets no tokens is no longer in use, and how far it moves then. Torch-free; src/detail/unused_codes.cpp
+// has the same in tensor operators.
 #pragma once
 
 #include <cmath>
@@ -14,10 +14,14 @@ namespace torchvq::kernels {
 constexpr double kPatience = 8;
 constexpr double kLongestWait = 1 << 20;  // steps
 
+/// The share of the distance to its heavy code by which an unused code moves. From there it takes the tokens on its side;
+/// on the heavy code itself it would take none.
+constexpr double kDrawn = 0.8;
+
 /// A code without tokens in the batch whose average is below this is faint, and stays where it is: the smoothing would
 /// pull it to the origin. One token of weight 1 lifts an average above.
 TORCHVQ_ON_DEVICE constexpr double faint_below(double decay) {
-  const double most = 1e-2, half = (1 - decay) / 2;
+  const double most = 3e-2, half = (1 - decay) / 2;
   return half < most ? half : most;
 }
 
@@ -35,6 +39,13 @@ TORCHVQ_ON_DEVICE inline double unused_below(double decay, double total, int64_t
   }
   const double faint = faint_below(decay);
   return left < faint ? left : faint;
+}
+
+/// What an unused code moves by, where a step moves averages by `step`, (1 - decay) times the weight of the code: less
+/// with a weight below 1, never more.
+TORCHVQ_ON_DEVICE constexpr double drawn_by(double step, double decay) {
+  const double weight = step / (1 - decay);
+  return kDrawn * (weight < 0 ? 0 : weight > 1 ? 1 : weight);
 }
 
 }  // namespace torchvq::kernels

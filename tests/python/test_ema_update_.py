@@ -70,7 +70,7 @@ def expected_update(state, statistics, decay, eps, metric, weight=None, from_cod
                 embed[h][k] = as_code([a / s for a in average[h][k]], metric)
         used = sorted(set(range(CODES)) - set(unused), key=lambda k: (-size[h][k], k))
         for rank, k in enumerate(unused):
-            step = min(max((1 - decay) * weights[h][k], 0), 1)
+            step = 0.8 * min(max(weights[h][k], 0), 1)
             target = embed[h][used[rank % len(used)]]
             embed[h][k] = as_code(
                 [v + step * (t - v) for v, t in zip(embed[h][k], target, strict=True)], metric
@@ -79,7 +79,7 @@ def expected_update(state, statistics, decay, eps, metric, weight=None, from_cod
 
 
 def faint_below(decay):
-    return min(1e-2, (1 - decay) / 2)
+    return min(3e-2, (1 - decay) / 2)
 
 
 def unused_below(decay, tokens, codes=CODES):

@@ -11,7 +11,7 @@ namespace torchvq::ops {
 
 /// Options of ema_finish_().
 struct EmaFinishOptions {
-  /// Decay of the averages, in [0, 1]: unused codes move by 1 - decay of their distance. 1
+  /// Decay of the averages, in [0, 1]: says which codes are unused, see ema_update_(). 1
   /// recomputes every code from its averages, faint or not. Default: 0.8.
   double decay = 0.8;
   /// Laplace smoothing of the cluster sizes, finite, >= 0. Default: 1e-5.

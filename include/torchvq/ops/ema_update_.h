@@ -42,13 +42,13 @@ struct EmaUpdateOptions {
 /// Paper        van den Oord et al. 2017, arXiv:1711.00937, appendix A.1
 /// Parity       vector-quantize-pytorch, class VectorQuantize, to 1e-6, except:
 ///              a faint code, one without tokens in this batch whose cluster_size has fallen
-///              below min(1e-2, (1 - decay) / 2), keeps its place, and an unused one moves towards a
+///              below min(3e-2, (1 - decay) / 2), keeps its place, and an unused one moves towards a
 ///              code with many tokens (in the reference both drift to the origin, because eps
 ///              outweighs the cluster size); a head without any token in this batch does not change.
 /// Unused codes are faint, and have waited for a token eight times as long as a code with an equal
 ///              share of total does, ceil(8 K / total) steps: their cluster_size is below that of a
 ///              code that had one token then. They move:
-///              embed += clamp(w, 0, 1) * (target - embed), cosine: made a unit vector; the targets
+///              embed += 0.8 * clamp(weight, 0, 1) * (target - embed), cosine: made a unit vector; the targets
 ///              are the codes in use, sorted by cluster_size and then by index, one for each unused
 ///              code in the order of its index, and from the first again if there are fewer. Near a
 ///              code with many tokens, the unused code takes some of them, so the two share these

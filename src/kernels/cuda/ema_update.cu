@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kRowThreads) draw_unused(Tasks<EmaStep<T>> ste
     const int64_t code = first + task.heaviest[slot], order = task.size - 1 - place;
     const T* target = state.embed + (first + task.heaviest[first + order % in_use]) * task.dim;
     T* to = state.embed + code * task.dim;
-    const double step = min(max(weight_of(task, code), 0.0), 1.0);
+    const double step = drawn_by(weight_of(task, code), task.decay);
     for (int64_t d = lane_of_warp(); d < task.dim; d += kWarp) {
       const double from = to[d];
       to[d] = narrowed<T>(from + step * (static_cast<double>(target[d]) - from));

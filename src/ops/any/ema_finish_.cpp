@@ -20,7 +20,7 @@ void ema_finish_(at::Tensor& embed, const at::Tensor& cluster_size, const at::Te
   const auto codes = detail::codes_from_averages(
       embed, embed_avg, detail::smoothed_sizes(cluster_size, eps), faint, unit);
   const auto unused = detail::unused_codes(cluster_size, decay);
-  const auto step = at::full_like(cluster_size, 1 - decay, at::kDouble);
+  const auto step = at::full_like(cluster_size, kernels::kDrawn, at::kDouble);
   embed.copy_(detail::draw_unused_codes(codes, cluster_size, unused, step, unit));
 }
 

@@ -52,7 +52,8 @@ void ema_update_(at::Tensor& cluster_size, at::Tensor& embed_avg, at::Tensor& em
     codes = detail::codes_from_averages(embed, average, detail::smoothed_sizes(size, eps),
                                         faint.logical_or(idle), unit);
     const auto unused = without.logical_and_(detail::unused_codes(size, decay));
-    codes = detail::draw_unused_codes(codes, size, unused, step.clamp(0, 1), unit);
+    const auto share = step.div(1.0 - decay).clamp_(0, 1).mul_(kernels::kDrawn);
+    codes = detail::draw_unused_codes(codes, size, unused, share, unit);
   }
   embed.copy_(codes);
   embed_avg.copy_(at::where(idle.unsqueeze(-1), embed_avg, average));

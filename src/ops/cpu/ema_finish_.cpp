@@ -38,7 +38,7 @@ void finish(const at::Tensor& cluster_size, const at::Tensor& embed_avg, double 
     std::vector<bool> unused(size);
     for (int64_t k = 0; k < size; ++k)
       unused[k] = static_cast<double>(sizes[head * size + k]) < limit;
-    const auto step = [&](int64_t) { return 1 - decay; };
+    const auto step = [](int64_t) { return kernels::kDrawn; };
     kernels::draw_unused_codes(sizes + head * size, unused, step, unit, dim, detail::in_parallel,
                                codes + head * size * dim);
   }

@@ -134,7 +134,9 @@ void update_head(const EmaUpdate& update, const Sums& sums, int64_t head, T* clu
   std::vector<bool> unused(update.size);
   for (int64_t k = 0; k < update.size; ++k)
     unused[k] = faint[k] && static_cast<double>(cluster_size[first + k]) < unused_below;
-  const auto step = [&](int64_t k) { return std::clamp(update.weights[first + k], 0.0, 1.0); };
+  const auto step = [&](int64_t k) {
+    return kernels::drawn_by(update.weights[first + k], update.decay);
+  };
   kernels::draw_unused_codes(cluster_size + first, unused, step, update.unit, update.dim,
                              in_parallel, embed + first * update.dim);
 }
