@@ -46,7 +46,11 @@ class GroupedResidualLFQ(GroupedStack[ResidualLFQ]):
         quantized, results = self.run(
             x, mask=mask, return_all_codes=return_all_codes, seed=rand_quantize_dropout_fixed_seed
         )
-        indices = torch.stack([result.indices for result in results])
+        shaped = [
+            stack.shaped_indices(result.indices)
+            for stack, result in zip(self.stacks, results, strict=True)
+        ]
+        indices = torch.stack(shaped)
         losses = torch.stack(losses_of(self.stacks, results))
         codes = tuple(result.all_codes for result in results if result.all_codes is not None)
         if return_all_codes:

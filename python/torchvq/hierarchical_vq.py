@@ -23,7 +23,7 @@ from torchvq._codebook.stats import CodebookStats, fit_to_codes, stats_of
 from torchvq._codebook.undo import undo_of
 from torchvq._hierarchical import calls as _calls
 from torchvq._hierarchical import scales as _scales
-from torchvq._hierarchical.phi import Phi
+from torchvq._hierarchical.phi import Phi, spread
 from torchvq._residual.dropout import number_if_free
 from torchvq.codebook import Codebook
 from torchvq.outputs import HierarchicalOutput, HierarchicalOutputWithCutoff, HierarchicalResult
@@ -387,11 +387,11 @@ class HierarchicalVQ(WideBuffers):
         """The quantizer of a scale."""
         return self.levels[level_index]
 
-    def choose_phi(self, level_index: int) -> Phi:
-        """The module that computes the map of a scale."""
+    def choose_phi(self, level_index: int) -> nn.Module:
+        """The module that computes the map of a scale. One that you set is called with the interpolated codes."""
         if self.phi_levels is None:
-            return cast(Phi, self.phi_shared)
-        return cast(Phi, self.phi_levels[self._convolutions[level_index]])
+            return cast(nn.Module, self.phi_shared)
+        return self.phi_levels[self._convolutions[level_index]]
 
     def pool_residual(
         self, t: Tensor, level_shape: Sequence[int], mask: Tensor | None = None
@@ -407,8 +407,7 @@ class HierarchicalVQ(WideBuffers):
     def upsample_to_full(self, q: Tensor, full_shape: Sequence[int], level_index: int) -> Tensor:
         """The map (B, D, *full_shape) of a grid of codes (B, D, *shape) of a scale."""
         tokens = q.flatten(2).transpose(1, 2).contiguous()
-        spread: Tensor = self.choose_phi(level_index)(tokens, q.shape[2:], full_shape)
-        return spread
+        return spread(self.choose_phi(level_index), tokens, q.shape[2:], full_shape)
 
     def sample_nested_cutoff(self, device: object = None) -> int | None:
         """The last scale that the next training forward uses; None: all. ``device`` is not needed."""
@@ -455,7 +454,7 @@ class HierarchicalVQ(WideBuffers):
     def _decode_scale(self, index: int, found: Tensor, full: Sequence[int]) -> Tensor:
         codes = _ops.lookup_codes(self.levels[index]._codebook.codes(), found.reshape(1, -1))
         tokens = widened(codes).view(found.shape[0], math.prod(found.shape[1:]), self.dim)
-        decoded: Tensor = self.choose_phi(index)(tokens, self.level_shapes[index], full)
+        decoded = spread(self.choose_phi(index), tokens, self.level_shapes[index], full)
         absent = (found < 0).flatten(1).all(1)
         return decoded.masked_fill(absent.view(-1, *[1] * (self.spatial_dims + 1)), 0)
 

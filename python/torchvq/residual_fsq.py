@@ -13,6 +13,7 @@ from torchvq._base.contained import contained
 from torchvq._base.options import check_options, expect, take_out
 from torchvq._base.replaced import is_replaced
 from torchvq._base.wide_buffers import wide_dtype
+from torchvq._residual.calls import without_codebook_axis
 from torchvq._residual.stack import LevelResult, ResidualStack
 from torchvq.finite_scalar_quantization import FSQ, STEPS
 from torchvq.outputs import ScalarOutput, ScalarOutputWithCodes
@@ -221,16 +222,8 @@ class ResidualFSQ(ResidualStack):
         return self.quantizers[index].decode_tokens(indices.unsqueeze(-1), scale=self.scales[index])
 
     def plain_indices(self, indices: Tensor) -> Tensor:
-        if not self.quantizers[0].keep_num_codebooks_dim or indices.dim() < 2:
-            return indices
-        expect(
-            "ResidualFSQ",
-            indices.shape[-2] == 1,
-            "indices",
-            "of one codebook on the axis before the last",
-            f"shape {list(indices.shape)}",
-        )
-        return indices.squeeze(-2)
+        kept = self.quantizers[0].keep_num_codebooks_dim
+        return without_codebook_axis("ResidualFSQ", indices) if kept else indices
 
     def shaped_indices(self, indices: Tensor) -> Tensor:
         """The inverse of ``plain_indices``, in the dtype of the returned indices."""

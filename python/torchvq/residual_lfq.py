@@ -12,7 +12,7 @@ from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, take_out
 from torchvq._base.projection import decoding_dtype
 from torchvq._base.ranks import ranks_of
-from torchvq._residual.calls import shared_ranks
+from torchvq._residual.calls import shared_ranks, without_codebook_axis
 from torchvq._residual.engine import in_use, only_if, stack_levels
 from torchvq._residual.stack import LevelResult, ResidualStack, StackResult
 from torchvq._scalar import lookup_free as _lookup_free
@@ -26,7 +26,6 @@ _OWN = {
     "num_codebooks": "use more quantizers, or groups",
     "codebook_scale": "each level halves it",
     "has_projections": "use dim",
-    "keep_num_codebooks_dim": "a level has one codebook",
 }
 
 
@@ -60,10 +59,11 @@ class ResidualLFQ(ResidualStack):
         is_channel_first: features on axis 1, whatever the number of position axes. Default: False.
         **kwargs: options of every level, see ``LFQ``: weights of the losses, ``frac_per_sample_entropy`` (the same
             tokens for all levels), ``spherical``, ``orthogonal_rotation``, ``straight_through_activation``,
-            ``sync_codebook``, ``process_group``. ``projection_has_bias``, ``cosine_sim_project_in`` and
-            ``cosine_sim_project_in_scale`` have no effect, as in the reference: the stack's projections are linear
-            layers with a bias. ``vqp_compat=True`` gives the gradient of ``vector_quantize_pytorch``, whose gain is the
-            number of levels, with the losses at full weight, and its entropies.
+            ``keep_num_codebooks_dim``, ``sync_codebook``, ``process_group``. ``projection_has_bias``,
+            ``cosine_sim_project_in`` and ``cosine_sim_project_in_scale`` have no effect, as in the reference: the
+            stack's projections are linear layers with a bias. ``vqp_compat=True`` gives the gradient of
+            ``vector_quantize_pytorch``, whose gain is the number of levels, with the losses at full weight, and its
+            entropies.
 
     Raises:
         ValueError: an option out of range, or options that exclude each other. TypeError: unknown options.
@@ -152,8 +152,8 @@ class ResidualLFQ(ResidualStack):
                 the step number, so that all ranks drop the same levels.
 
         Returns:
-            ``(quantized, indices, loss)``, named: indices int64 (B, *, Q), -1 where masked or dropped; loss (Q,), 0
-            in evaluation and for dropped levels.
+            ``(quantized, indices, loss)``, named: indices int64 (B, *, Q), -1 where masked or dropped, and with
+            ``keep_num_codebooks_dim`` (B, *, 1, Q); loss (Q,), 0 in evaluation and for dropped levels.
 
         Raises:
             ValueError: wrong shapes. TypeError: wrong dtypes.
@@ -166,11 +166,10 @@ class ResidualLFQ(ResidualStack):
             layout=self._layout_of(x),
         )
         (losses,) = losses_of([self], [result])
+        indices = self.shaped_indices(result.indices)
         if result.all_codes is not None:
-            return ResidualOutputWithCodes(
-                result.quantized, result.indices, losses, result.all_codes
-            )
-        return ResidualOutput(result.quantized, result.indices, losses)
+            return ResidualOutputWithCodes(result.quantized, indices, losses, result.all_codes)
+        return ResidualOutput(result.quantized, indices, losses)
 
     def _layout_of(self, x: Tensor) -> Layout:
         # As in the reference, whose levels take images and volumes as LFQ does.
@@ -236,6 +235,14 @@ class ResidualLFQ(ResidualStack):
         if level.orthogonal_rotation:
             codes = _ops.rotate_features(codes, level.orthogonal_rot, inverse=True)
         return cast(Tensor, codes)
+
+    def plain_indices(self, indices: Tensor) -> Tensor:
+        kept = self.quantizers[0].keep_num_codebooks_dim
+        return without_codebook_axis("ResidualLFQ", indices) if kept else indices
+
+    def shaped_indices(self, indices: Tensor) -> Tensor:
+        """The inverse of ``plain_indices``."""
+        return indices.unsqueeze(-2) if self.quantizers[0].keep_num_codebooks_dim else indices
 
 
 def losses_of(stacks: Sequence[ResidualLFQ], results: Sequence[StackResult]) -> list[Tensor]:

@@ -20,7 +20,7 @@ namespace torchvq::distributed {
 namespace {
 
 constexpr auto kSyncedUsage = "synced_usage";
-/// Codes below this are unused for ema_update_(), at a decay of 0.98 or less.
+/// Without replacement, codes with fewer tokens a step than this count as dead.
 constexpr double kIdle = 1e-2;
 
 void check_usage(at::TensorList counts, at::TensorList cluster_size, at::TensorList replaced,

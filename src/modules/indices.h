@@ -5,6 +5,7 @@
 #include <string>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 
 #include "detail/checks.h"
 
@@ -25,6 +26,17 @@ inline at::Tensor as_int64(const std::string& owner, const at::Tensor& indices) 
   // The cast wraps them to negative numbers, among them -1, which would mean a token without a code.
   return dtype == at::kUInt64 ? whole.masked_fill(whole.lt(0), std::numeric_limits<int64_t>::max())
                               : whole;
+}
+
+/// Indices (B, *, q) of a stack whose users keep the axis of its one codebook, (B, *, 1, q).
+inline at::Tensor without_codebook_axis(const char* owner, const at::Tensor& indices) {
+  check_defined(owner, "indices", indices);
+  if (indices.dim() < 2) return indices;
+  TORCH_CHECK_VALUE(indices.size(-2) == 1, owner,
+                    ": expected indices to be of one codebook on the axis before the last, but got "
+                    "shape ",
+                    indices.sizes());
+  return indices.squeeze(-2);
 }
 
 }  // namespace torchvq::detail

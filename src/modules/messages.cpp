@@ -135,10 +135,11 @@ void agree(const VectorQuantizeImpl& vq, const Request& request, at::ScalarType 
   handshake({codebook}, request.ranks, text);
 }
 
-void agree_to_learn(const VectorQuantizeImpl& vq, const Ranks& ranks, at::ScalarType dtype) {
+void agree_to_learn(const VectorQuantizeImpl& vq, const Ranks& ranks, at::ScalarType dtype,
+                    const std::string& sent) {
   if (ranks.alone()) return;
   handshake({vq.codebook_state}, ranks,
-            tokens_text(dtype) + ", sharing statistics; " + quantizer_signature(vq));
+            tokens_text(dtype) + ", sharing " + sent + "; " + quantizer_signature(vq));
 }
 
 void agree_in_stack(const StackCall& call, const Ranks& ranks) {

@@ -19,7 +19,10 @@ namespace torchvq::detail {
 void agree(const VectorQuantizeImpl& vq, const Request& request, at::ScalarType dtype);
 
 /// The handshake of an update outside of forward.
-void agree_to_learn(const VectorQuantizeImpl& vq, const Ranks& ranks, at::ScalarType dtype);
+///
+/// @param sent  the messages of the update, as text.
+void agree_to_learn(const VectorQuantizeImpl& vq, const Ranks& ranks, at::ScalarType dtype,
+                    const std::string& sent);
 
 /// The numbers of the levels of which `holds` is true, each after a space.
 std::string numbers_of(const std::vector<VectorQuantizeImpl*>& levels,

@@ -27,11 +27,13 @@ std::string group_of(const VectorQuantizeImpl& vq) {
 }
 
 Ranks ranks_of(const VectorQuantizeImpl& vq, const std::string& owner, int64_t dim) {
+  return vq.is_training() ? sharing_ranks_of(vq, owner, dim) : Ranks();
+}
+
+Ranks sharing_ranks_of(const VectorQuantizeImpl& vq, const std::string& owner, int64_t dim) {
   const auto& options = vq.options;
   Ranks ranks;
-  if (vq.is_training()) {
-    ranks.group_name = group_of(vq);
-  }
+  ranks.group_name = group_of(vq);
   if (!ranks.alone()) {
     ranks.label = owner + "(dim=" + std::to_string(dim) +
                   ", codebook_size=" + std::to_string(options.codebook_size()) + ")";

@@ -13,8 +13,7 @@ namespace torchvq::detail {
 
 using distributed::Ranks;
 
-/// The name of the group of ranks that share a quantizer in training; empty if it is local to this
-/// process.
+/// The name of the group of ranks that share a quantizer; empty if it is local to this process.
 std::string group_of(const VectorQuantizeImpl& vq);
 
 /// Decided at each call, because modules are often built before their group exists. There
@@ -23,6 +22,10 @@ std::string group_of(const VectorQuantizeImpl& vq);
 /// @param owner  the module of the caller, which errors name,
 /// @param dim    and its features.
 Ranks ranks_of(const VectorQuantizeImpl& vq, const std::string& owner, int64_t dim);
+
+/// `ranks_of` in evaluation, too: of an update outside of forward, which changes what ranks share in
+/// either mode.
+Ranks sharing_ranks_of(const VectorQuantizeImpl& vq, const std::string& owner, int64_t dim);
 
 /// The level of a stack that tells which ranks learn together: the first, unless it alone evaluates.
 const VectorQuantizeImpl& synced_level(const std::vector<VectorQuantize>& levels);

@@ -17,6 +17,7 @@
 #include <torchvq/ops/residual_scalar_quantize.h>
 
 #include "modules/copy_tensors.h"
+#include "modules/indices.h"
 #include "modules/random_state.h"
 #include "modules/residual_stack.h"
 
@@ -227,26 +228,16 @@ ResidualFSQOutput ResidualFSQImpl::forward_to_depth(const torch::Tensor& x,
 
 // Codes -------------------------------------------------------------------------------------------
 
-namespace {
-
-/// Indices without the axis of codebooks that users may have kept.
-torch::Tensor plain(const torch::Tensor& indices, bool has_axis) {
-  if (!has_axis || indices.dim() < 2) return indices;
-  TORCH_CHECK_VALUE(indices.size(-2) == 1,
-                    "ResidualFSQ: expected indices to be of one codebook on the axis before the "
-                    "last, but got shape ",
-                    indices.sizes());
-  return indices.squeeze(-2);
+torch::Tensor ResidualFSQImpl::plain(const torch::Tensor& indices) const {
+  return keeps_codebook_axis() ? detail::without_codebook_axis("ResidualFSQ", indices) : indices;
 }
 
-}  // namespace
-
 torch::Tensor ResidualFSQImpl::get_codes_from_indices(const torch::Tensor& indices) {
-  return detail::stack_codes(family(std::nullopt), plain(indices, keeps_codebook_axis()), drops());
+  return detail::stack_codes(family(std::nullopt), plain(indices), drops());
 }
 
 torch::Tensor ResidualFSQImpl::get_output_from_indices(const torch::Tensor& indices) {
-  return detail::stack_output(family(std::nullopt), plain(indices, keeps_codebook_axis()), drops());
+  return detail::stack_output(family(std::nullopt), plain(indices), drops());
 }
 
 torch::Tensor ResidualFSQImpl::codebooks() const {

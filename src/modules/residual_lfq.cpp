@@ -17,6 +17,7 @@
 #include <torchvq/ops/straight_through.h>
 
 #include "modules/copy_tensors.h"
+#include "modules/indices.h"
 #include "modules/projection.h"
 #include "modules/random_state.h"
 #include "modules/ranks.h"
@@ -38,7 +39,6 @@ LFQOptions level_options(const ResidualLFQOptions& options, int64_t level) {
       .codebook_size(options.codebook_size())
       .codebook_scale(scale)
       .has_projections(std::nullopt)
-      .keep_num_codebooks_dim(std::nullopt)
       .channel_first(std::nullopt)
       .vqp_compat(options.vqp_compat());
   const auto clamp = options.soft_clamp_input_value();
@@ -226,7 +226,8 @@ ResidualLFQImpl::Pending ResidualLFQImpl::start(const torch::Tensor& x,
   own.layout = std::move(own_layout);
   const auto found = detail::run_stack(own, x, mask, used, call.return_all_codes());
   if (drawing || (dropping && !seed)) ops::advance_rng_(rng);
-  pending.output = {found.quantized, found.indices, {}, found.all_codes};
+  const auto indices = keeps_codebook_axis() ? found.indices.unsqueeze(-2) : found.indices;
+  pending.output = {found.quantized, indices, {}, found.all_codes};
   return pending;
 }
 
@@ -284,14 +285,20 @@ void ResidualLFQImpl::finish(std::vector<Pending>& stacks) {
 
 // Codes -------------------------------------------------------------------------------------------
 
+bool ResidualLFQImpl::keeps_codebook_axis() const { return levels[0]->keeps_codebook_axis(); }
+
+torch::Tensor ResidualLFQImpl::plain(const torch::Tensor& indices) const {
+  return keeps_codebook_axis() ? detail::without_codebook_axis("ResidualLFQ", indices) : indices;
+}
+
 torch::Tensor ResidualLFQImpl::get_codes_from_indices(const torch::Tensor& indices) {
   Steps none;
-  return detail::stack_codes(family({}, none), indices, drops());
+  return detail::stack_codes(family({}, none), plain(indices), drops());
 }
 
 torch::Tensor ResidualLFQImpl::get_output_from_indices(const torch::Tensor& indices) {
   Steps none;
-  return detail::stack_output(family({}, none), indices, drops());
+  return detail::stack_output(family({}, none), plain(indices), drops());
 }
 
 torch::Tensor ResidualLFQImpl::codebooks() const {

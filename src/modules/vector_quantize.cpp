@@ -299,9 +299,12 @@ void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch:
   if (options.use_cosine_sim()) {
     inputs = ops::unit_vectors(inputs);
   }
-  const auto ranks = detail::ranks_of(*this, kVectorQuantize, options.dim());
-  detail::agree_to_learn(*this, ranks, inputs.scalar_type());
+  const auto ranks = detail::sharing_ranks_of(*this, kVectorQuantize, options.dim());
   const bool replaces = replaces_codes(*codebook_state);
+  // Candidates for dead codes come with the statistics, but not in evaluation.
+  const bool alone = codebook_state->has_dead_code_replacement() && !replaces;
+  detail::agree_to_learn(*this, ranks, inputs.scalar_type(),
+                         alone ? "statistics alone" : "statistics");
   if (replaces) codebook_state->reset_replaced();
   codebook_state->learn(inputs, layout.split_indices(targets), head_mask, /*ema_update=*/true,
                         /*accumulate=*/false, std::nullopt, ranks);
@@ -315,8 +318,10 @@ void VectorQuantizeImpl::expire_codes_(const torch::Tensor& x) {
   if (options.use_cosine_sim()) {
     inputs = ops::unit_vectors(inputs);
   }
+  const auto ranks = detail::sharing_ranks_of(*this, kVectorQuantize, options.dim());
+  detail::agree_to_learn(*this, ranks, inputs.scalar_type(), "candidates");
   codebook_state->reset_replaced();
-  codebook_state->expire_codes(inputs, detail::ranks_of(*this, kVectorQuantize, options.dim()));
+  codebook_state->expire_codes(inputs, ranks);
   ops::advance_rng_(codebook_state->rng);
 }
 

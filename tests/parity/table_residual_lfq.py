@@ -67,6 +67,8 @@ SAME = [
     row("projections", dim=DIM, shape=(2, 5, DIM)),
     row("all codes", forward=dict(return_all_codes=True)),
     row("one level", num_quantizers=1),
+    # The reference keeps the axis in what it decodes, too.
+    without_decoding(row("axis of codebooks", keep_num_codebooks_dim=True)),
     row("softplus", experimental_softplus_entropy_loss=True),
     row("activation", straight_through_activation=nn.Tanh(), commitment_loss_weight=0.1),
     row("dropout", quantize_dropout=True, forward=dropped),
@@ -87,6 +89,9 @@ SAME_GROUPED = [
     row("groups, commitment", shape=(2, 5, 8), commitment_loss_weight=0.25),
     row("groups, projections", shape=(2, 5, 12), dim=12),
     row("groups, one", shape=(2, 5, 4), dim=4, groups=1),
+    without_decoding(
+        row("groups, axis of codebooks", shape=(2, 5, 8), keep_num_codebooks_dim=True)
+    ),
     row("groups, all codes", shape=(2, 5, 8), forward=dict(return_all_codes=True)),
 ]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from .harness import Row, assert_oracle_decides, assert_same_behaviour, assert_same_signature
-from .table_hierarchical_vq import DIFFERENT, DIM, SAME, TABLE
+from .table_hierarchical_vq import DIFFERENT, DIM, SAME, TABLE, large_codes
 
 
 def by_id(row):
@@ -85,6 +85,54 @@ def test_a_convolution_takes_a_map(axes, quant_resi, reference, subject):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     # A map of a grid of its own size is not interpolated.
     torch.testing.assert_close(ours.upsample_to_full(maps, maps.shape[2:], 1), results[1][0])
+
+
+class Doubled(torch.nn.Module):
+    def __init__(self, phi):
+        super().__init__()
+        self.phi = phi
+
+    def forward(self, maps):
+        return 2 * self.phi(maps)
+
+
+OWN_MODULES = {
+    "convolution": lambda phi: torch.nn.Conv1d(DIM, DIM, 3, padding=1),
+    "layers": lambda phi: torch.nn.Sequential(torch.nn.Conv1d(DIM, DIM, 1), torch.nn.Tanh()),
+    "identity": lambda phi: torch.nn.Identity(),
+    "around": Doubled,
+    "compiled": lambda phi: torch.compile(phi, backend="eager"),
+}
+
+
+@pytest.mark.parametrize("convolutions", [1, 2])
+@pytest.mark.parametrize("kind", OWN_MODULES)
+def test_a_module_of_the_user_takes_a_map(kind, convolutions, reference, subject):
+    def build(package):
+        # The reference moves a shared codebook between scales.
+        options = dict(share_quant_resi=convolutions, shared_codebook=False)
+        module = package.HierarchicalVQ(**TABLE.defaults, **options)
+        torch.manual_seed(0)
+        if convolutions == 1:
+            module.phi_shared = OWN_MODULES[kind](module.phi_shared)
+        else:
+            module.phi_levels[1] = OWN_MODULES[kind](module.phi_levels[1])
+        return module
+
+    theirs, ours = build(reference), build(subject)
+    large_codes(theirs)
+    ours.load_state_dict(theirs.state_dict(), strict=False)
+    results = []
+    for module in (theirs.eval(), ours.eval()):
+        x = torch.randn(2, DIM, 7, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        quantized, indices, _ = module(x)
+        decoded = module.get_output_from_indices(indices, 7)
+        loss = module.train()(x)[2]
+        loss.backward()
+        gradients = [own.grad for name, own in module.named_parameters() if "phi" in name]
+        results.append([quantized, *indices, decoded, loss, x.grad, *gradients])
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("convolutions", range(2, 16))

@@ -55,6 +55,7 @@ UNLIKE: dict[tuple[str, str], Unlike] = {
         "lfq-stack-gradient",
         _ENCODER,
         "defaults",
+        "axis of codebooks",
         "commitment",
         "no entropy",
         "gamma",
@@ -76,6 +77,7 @@ UNLIKE: dict[tuple[str, str], Unlike] = {
         "groups, commitment",
         "groups, one",
         "groups, all codes",
+        "groups, axis of codebooks",
         "groups, projections",
     ),
     **_rows(

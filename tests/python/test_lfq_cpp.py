@@ -66,6 +66,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
     "double": (dict(BITS, dim=6, dtype="double", **FRACTION), (2, 7, 6), ""),
     "stack": (STACK, (2, 7, 4), ""),
     "stack_projected": (dict(STACK, dim=6), (2, 3, 4, 6), "mask"),
+    "stack_kept_axis": (dict(STACK, keep_num_codebooks_dim=True), (2, 7, 4), "mask"),
     "stack_spherical": (dict(STACK, spherical=True), (2, 7, 4), ""),
     "stack_rotated": (dict(STACK, orthogonal_rotation=True, **FRACTION), (2, 7, 4), "mask"),
     "stack_clamp": (dict(STACK, soft_clamp_input_value=1.5), (2, 7, 4), ""),
@@ -84,6 +85,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
     ),
     "groups": (dict(STACK, dim=8, groups=2), (2, 7, 8), "mask"),
     "groups_projected": (dict(DROPOUT, dim=12, groups=2, **FRACTION), (2, 7, 12), ""),
+    "groups_kept_axis": (dict(STACK, dim=8, groups=2, keep_num_codebooks_dim=True), (2, 7, 8), ""),
     "groups_image": (
         dict(DROPOUT, dim=8, groups=2, accept_image_fmap=True),
         (2, 8, 3, 4),

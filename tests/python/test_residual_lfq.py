@@ -215,6 +215,21 @@ def test_state_of_the_reference_and_copies():
     assert isinstance(stack.layers[1], LFQ)
 
 
+@pytest.mark.parametrize("shape", [(5,), (2, 5), (2, 3, 4)], ids=str)
+def test_the_axis_of_the_codebook_is_kept(shape):
+    for make, dim in ((build, 4), (grouped, 8)):
+        plain, kept = make(), make(keep_num_codebooks_dim=True)
+        x = data((*shape, dim))
+        expected, found = plain(x, return_all_codes=True), kept(x, return_all_codes=True)
+        assert found.indices.equal(expected.indices.unsqueeze(-2))
+        assert all(map(torch.equal, found[::2], expected[::2]))
+        for name in ("get_codes_from_indices", "get_output_from_indices"):
+            decoded = getattr(kept, name)(found.indices)
+            assert decoded.equal(getattr(plain, name)(expected.indices))
+            with pytest.raises(ValueError, match="one codebook on the axis before the last"):
+                getattr(kept, name)(found.indices.repeat_interleave(2, -2))
+
+
 def test_module_path_of_the_reference():
     from torchvq import residual_lfq
 

@@ -27,7 +27,8 @@ struct StackFamily;
 /// but `quantized` has the groups G as first axis.
 struct ResidualLFQOutput {
   torch::Tensor quantized;  ///< the layout and dtype of the input
-  torch::Tensor indices;    ///< (B, *, Q), int64, -1 where masked or dropped
+  torch::Tensor indices;    ///< (B, *, Q), int64, -1 where masked or dropped; with
+                            ///< keep_num_codebooks_dim (B, *, 1, Q)
   torch::Tensor loss;       ///< (Q,), 0 in evaluation and for dropped levels
   torch::Tensor all_codes;  ///< (Q, B, *, D) if requested, else undefined: features last in every
                             ///< layout, zeros for padding; their sum, projected, is the output
@@ -104,6 +105,9 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
   /// Fills in the losses: one all-reduce for all levels of all stacks.
   static void finish(std::vector<Pending>& stacks);
   void check_draws() const;
+  bool keeps_codebook_axis() const;
+  /// Indices without the axis of codebooks that users may have kept.
+  torch::Tensor plain(const torch::Tensor& indices) const;
   /// The ranks that share the entropies; empty if there are none.
   std::string group() const;
   /// The stack in messages about ranks.

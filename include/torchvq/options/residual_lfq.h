@@ -53,10 +53,11 @@ struct TORCHVQ_API ResidualLFQOptions {
   /// LFQOptions). Default: set by TORCHVQ_COMPAT.
   TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
   /// Options of every level: weights of the losses, frac_per_sample_entropy (the same tokens for
-  /// all levels), spherical, orthogonal_rotation, straight_through_activation, sync_codebook,
-  /// process_group. The stack sets shape, scale, clamp and layout; they are ignored here. So are
-  /// projection_has_bias, cosine_sim_project_in and cosine_sim_project_in_scale, as in the
-  /// reference: the stack's projections are linear layers with a bias.
+  /// all levels), spherical, orthogonal_rotation, straight_through_activation,
+  /// keep_num_codebooks_dim, sync_codebook, process_group. The stack sets shape, scale, clamp and
+  /// layout; they are ignored here. So are projection_has_bias, cosine_sim_project_in and
+  /// cosine_sim_project_in_scale, as in the reference: the stack's projections are linear layers
+  /// with a bias.
   TORCH_ARG(LFQOptions, lfq);
 };
 

@@ -48,7 +48,14 @@ def ranks_of(
         owner: the class that errors name.
         dim: the features of a stack. Default: those of the quantizer.
     """
-    group = group_of(quantizer) if quantizer.training else ""
+    return sharing_ranks_of(quantizer, owner, dim) if quantizer.training else ALONE
+
+
+def sharing_ranks_of(
+    quantizer: "VectorQuantize | LFQ | SimVQ", owner: str, dim: int | None = None
+) -> Ranks:
+    """``ranks_of`` in evaluation, too: of an update outside of forward, which changes what ranks share in any mode."""
+    group = group_of(quantizer)
     if not group:
         return ALONE
     features = quantizer.dim if dim is None else dim
@@ -57,7 +64,7 @@ def ranks_of(
 
 
 def group_of(quantizer: "VectorQuantize | LFQ | SimVQ") -> str:
-    """The name of the group of ranks that share a quantizer, in training; empty where it belongs to this process."""
+    """The name of the group of ranks that share a quantizer; empty where it belongs to this process."""
     if quantizer.sync_codebook is False or not distributed_training():
         return ""
     return default_group() if quantizer.process_group is None else quantizer.process_group

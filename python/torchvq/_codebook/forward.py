@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchvq._base.layout import Layout
 from torchvq._base.projection import project, projects_nothing
-from torchvq._base.ranks import ALONE, ranks_of
+from torchvq._base.ranks import ALONE, sharing_ranks_of
 from torchvq._base.wide_buffers import widened
 from torchvq._codebook.losses import sees_padding
 from torchvq._codebook.messages import agree, agree_to_learn
@@ -93,10 +93,13 @@ def learn_from_indices(
     head_mask = None if token_mask is None else layout.split_mask(token_mask)
     with torch.no_grad():
         inputs = _metric_space(vq, layout.split_heads(project(vq.project_in, layout.pack(x))))
-        ranks = ranks_of(vq, "VectorQuantize")
-        agree_to_learn(vq, ranks, inputs.dtype)
-        fit_to_codes(vq)
+        ranks = sharing_ranks_of(vq, "VectorQuantize")
         replaces = _replaces_codes(codebook)
+        # Candidates for dead codes come with the statistics, but not in evaluation.
+        alone = codebook.has_dead_code_replacement and not replaces
+        sent = "statistics alone" if alone else "statistics"
+        agree_to_learn(vq, ranks, inputs.dtype, sent)
+        fit_to_codes(vq)
         if replaces:
             begin_step([codebook])
         codebook.learn(
@@ -113,9 +116,11 @@ def replace_codes_now(vq: "VectorQuantize", x: Tensor) -> None:
         return
     with torch.no_grad():
         inputs = _metric_space(vq, vq._layout.split_heads(x))
+        ranks = sharing_ranks_of(vq, "VectorQuantize")
+        agree_to_learn(vq, ranks, inputs.dtype, "candidates")
         fit_to_codes(vq)
         begin_step([codebook])
-        codebook.expire_codes(inputs, ranks_of(vq, "VectorQuantize"))
+        codebook.expire_codes(inputs, ranks)
         _ops.advance_rng_(codebook.rng)
 
 

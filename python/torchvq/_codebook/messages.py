@@ -41,10 +41,10 @@ def agree(vq: "VectorQuantize", request: Request, dtype: torch.dtype) -> None:
     handshake([codebook], request.ranks, call, [vq.sync_affine_param])
 
 
-def agree_to_learn(vq: "VectorQuantize", ranks: Ranks, dtype: torch.dtype) -> None:
-    """The handshake of an update outside of forward, from projected tokens of this dtype."""
+def agree_to_learn(vq: "VectorQuantize", ranks: Ranks, dtype: torch.dtype, sent: str) -> None:
+    """The handshake of an update outside of forward, which sends this, from projected tokens of this dtype."""
     if not ranks.alone:
-        call = _call(vq, ["statistics"], False, False, dtype)
+        call = _call(vq, [sent], False, False, dtype)
         handshake([vq._codebook], ranks, call, [vq.sync_affine_param])
 
 

@@ -38,9 +38,7 @@ class Phi(nn.Module):
         """
         if shape is None or full is None:
             return self._convolved(tokens)
-        if is_jit_traced():
-            # Where sizes are tensors, of which operators take no lists.
-            full = [int(positions) for positions in full]
+        full = _plain(full)
         kind = _CONVOLUTIONS[len(shape)]
         calls = type(self.conv).forward is not kind.forward or is_observed_itself(self.conv)
         if calls and tokens.numel() > 0:
@@ -53,3 +51,18 @@ class Phi(nn.Module):
 
     def _convolved(self, maps: Tensor) -> Tensor:
         return torch.lerp(maps, project(self.conv, maps).to(maps.dtype), self.resi_ratio)
+
+
+def spread(phi: nn.Module, tokens: Tensor, shape: Sequence[int], full: Sequence[int]) -> Tensor:
+    """Tokens (B, L, D) of a grid of ``shape`` as a map (B, D, *full), through the module of their scale."""
+    if isinstance(phi, Phi):
+        found: Tensor = phi(tokens, shape, full)
+        return found
+    # What a user put there, a wrapper of ours or another module, takes a map, as in the reference.
+    maps = _ops.resample_scale(tokens, list(shape), _plain(full), "interpolate")
+    return project(phi, maps).to(maps.dtype)
+
+
+def _plain(sizes: Sequence[int]) -> list[int]:
+    # In a trace sizes are tensors, of which operators take no lists.
+    return [int(size) for size in sizes] if is_jit_traced() else list(sizes)

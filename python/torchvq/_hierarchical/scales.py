@@ -31,6 +31,7 @@ from torchvq._codebook.request import (
 from torchvq._codebook.search import choose, prepare
 from torchvq._codebook.stats import begin_step, finish_step
 from torchvq._hierarchical.calls import whole_indices
+from torchvq._hierarchical.phi import spread
 from torchvq._residual.engine import in_use, levels_to_walk, only_if
 from torchvq.vector_quantize import VectorQuantize
 
@@ -234,8 +235,7 @@ def _spread(hvq: "HierarchicalVQ", index: int, scale: Scale, maps: Tensor) -> Te
     codes = scale.result.quantized.view(tokens.shape)
     if scale.request.mask is not None:
         codes = _ops.fill_masked(codes, scale.request.mask)
-    decoded: Tensor = hvq.choose_phi(index)(codes, hvq.level_shapes[index], maps.shape[2:])
-    return decoded
+    return spread(hvq.choose_phi(index), codes, hvq.level_shapes[index], maps.shape[2:])
 
 
 # What the scales learn --------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def _tokens_without_codes(
     tokens = []
     for index, shape in enumerate(hvq.level_shapes):
         tokens.append(_ops.pool_scale(residual, list(shape), mask=request.mask))
-        residual = residual - hvq.choose_phi(index)(tokens[-1], shape, maps.shape[2:])
+        residual = residual - spread(hvq.choose_phi(index), tokens[-1], shape, maps.shape[2:])
     return tokens
 
 

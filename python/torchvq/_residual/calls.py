@@ -165,6 +165,15 @@ def check_levels(owner: str, indices: Tensor, levels: int, fewer: bool) -> None:
     expect(owner, fits, "indices", condition, f"shape {list(indices.shape)}")
 
 
+def without_codebook_axis(owner: str, indices: Tensor) -> Tensor:
+    """Indices (B, *, q) of (B, *, 1, q); ValueError for several codebooks."""
+    if indices.dim() < 2:
+        return indices
+    condition = "of one codebook on the axis before the last"
+    expect(owner, indices.shape[-2] == 1, "indices", condition, f"shape {list(indices.shape)}")
+    return indices.squeeze(-2)
+
+
 def groups_of(owner: str, indices: Tensor | Sequence[Tensor], groups: int) -> list[Tensor]:
     """The indices of each group: a tensor with the groups as first axis, or a tensor for each of them."""
     parts = _parts(owner, indices, 0, "group")

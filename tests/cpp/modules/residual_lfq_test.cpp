@@ -70,6 +70,26 @@ TEST(ResidualLFQTest, TakesImagesAndVolumesAsFeaturesFirst) {
   }
 }
 
+TEST(ResidualLFQTest, KeepsTheAxisOfItsCodebook) {
+  const auto own = options().lfq(options().lfq().keep_num_codebooks_dim(true));
+  ResidualLFQ plain(options()), kept(own);
+  plain->eval(), kept->eval();
+  const auto x = normal({2, 5, 4});
+  const auto expected = plain(x), found = kept(x);
+  EXPECT_TRUE(at::equal(found.indices, expected.indices.unsqueeze(-2)));
+  EXPECT_TRUE(at::equal(kept->get_output_from_indices(found.indices), expected.quantized));
+  EXPECT_TRUE(at::equal(kept->get_codes_from_indices(found.indices),
+                        plain->get_codes_from_indices(expected.indices)));
+  EXPECT_THROW(kept->get_output_from_indices(expected.indices), c10::ValueError);
+  EXPECT_THROW(kept->get_codes_from_indices({}), c10::TypeError);
+
+  GroupedResidualLFQ groups(GroupedResidualLFQOptions(8, own).groups(2));
+  groups->eval();
+  const auto joined = groups(normal({2, 5, 8}));
+  EXPECT_EQ(joined.indices.sizes(), (std::vector<int64_t>{2, 2, 5, 1, 3}));
+  EXPECT_TRUE(at::allclose(groups->get_output_from_indices(joined.indices), joined.quantized));
+}
+
 TEST(ResidualLFQTest, GainIsOneOrThatOfTheReference) {
   for (const bool compat : {false, true}) {
     auto own = options().vqp_compat(compat);
