@@ -268,6 +268,20 @@ def test_ema_update_unused_codes_share_the_tokens_of_heavy_ones(ema, generator):
     assert (state[0] > 0.01).all()
 
 
+def test_ema_update_an_unused_code_has_tokens_in_the_next_step(ema, generator):
+    """Where the tokens of one code spread as far as the unused one was from them."""
+    state = [torch.tensor([[50.0, 0.0]]), torch.zeros(1, 2, DIM), torch.zeros(1, 2, DIM)]
+    state[2][0, 1, 0] = 5
+    x = 4 * torch.rand(1, 50, DIM, generator=generator) - 2
+    used = []
+    for _ in range(2):
+        indices = ops.nearest_code(x, state[2])[0]
+        statistics = ops.code_statistics(x, indices, ops.code_exponents(state[2]))
+        ema[0](*state, *statistics, decay=0.8, eps=1e-5)
+        used.append(indices.unique().numel())
+    assert used == [1, 2]
+
+
 def test_ema_update_without_a_step_draws_nothing(ema, generator):
     state = make_state(generator)
     state[0][:, 4] = 0
