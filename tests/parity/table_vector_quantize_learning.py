@@ -32,7 +32,7 @@ from .setup_vector_quantize import (
 
 UPDATES = [
     Row("decay 0.5", dict(decay=0.5)),
-    Row("decay 0.1", dict(decay=0.1), steps=2),
+    Row("decay 0.2", dict(decay=0.2), steps=2),
     Row("decay 1", dict(decay=1.0)),
     Row("eps 0.1", dict(eps=0.1)),
     Row("frozen at construction", frozen(), forward=BREAKDOWN),
