@@ -17,7 +17,7 @@
 
 #include "expect_throw.h"
 
-namespace torchvq::residual_quantize__test {
+namespace torchvq::residual_quantize_test {
 namespace {
 
 namespace F = functional;
@@ -326,4 +326,4 @@ TEST(ResidualQuantizeTest, RefusesTokensThatHeadsDoNotDivide) {
 }
 
 }  // namespace
-}  // namespace torchvq::residual_quantize__test
+}  // namespace torchvq::residual_quantize_test

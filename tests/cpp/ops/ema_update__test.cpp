@@ -17,7 +17,7 @@
 #include "kernels/cpu/codebook_average.h"
 #include "kernels/cpu/cpu_level.h"
 
-namespace torchvq::ema_update__test {
+namespace torchvq::ema_update_test {
 namespace {
 
 using testing::expect_throw_with;
@@ -154,4 +154,4 @@ TEST(EmaUpdateTest, BadArgumentsAreNamed) {
 }
 
 }  // namespace
-}  // namespace torchvq::ema_update__test
+}  // namespace torchvq::ema_update_test
