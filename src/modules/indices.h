@@ -28,8 +28,11 @@ inline at::Tensor as_int64(const std::string& owner, const at::Tensor& indices) 
                               : whole;
 }
 
-/// Indices (B, *, q) of a stack whose users keep the axis of its one codebook, (B, *, 1, q).
-inline at::Tensor without_codebook_axis(const char* owner, const at::Tensor& indices) {
+/// Indices (B, *, q) of a stack from those with the axis of its one codebook, (B, *, 1, q), if users
+/// keep it.
+inline at::Tensor without_codebook_axis(const char* owner, const at::Tensor& indices,
+                                        bool has_axis) {
+  if (!has_axis) return indices;
   check_defined(owner, "indices", indices);
   if (indices.dim() < 2) return indices;
   TORCH_CHECK_VALUE(indices.size(-2) == 1, owner,

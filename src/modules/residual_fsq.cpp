@@ -228,16 +228,14 @@ ResidualFSQOutput ResidualFSQImpl::forward_to_depth(const torch::Tensor& x,
 
 // Codes -------------------------------------------------------------------------------------------
 
-torch::Tensor ResidualFSQImpl::plain(const torch::Tensor& indices) const {
-  return keeps_codebook_axis() ? detail::without_codebook_axis("ResidualFSQ", indices) : indices;
-}
-
 torch::Tensor ResidualFSQImpl::get_codes_from_indices(const torch::Tensor& indices) {
-  return detail::stack_codes(family(std::nullopt), plain(indices), drops());
+  const auto plain = detail::without_codebook_axis("ResidualFSQ", indices, keeps_codebook_axis());
+  return detail::stack_codes(family(std::nullopt), plain, drops());
 }
 
 torch::Tensor ResidualFSQImpl::get_output_from_indices(const torch::Tensor& indices) {
-  return detail::stack_output(family(std::nullopt), plain(indices), drops());
+  const auto plain = detail::without_codebook_axis("ResidualFSQ", indices, keeps_codebook_axis());
+  return detail::stack_output(family(std::nullopt), plain, drops());
 }
 
 torch::Tensor ResidualFSQImpl::codebooks() const {

@@ -287,18 +287,16 @@ void ResidualLFQImpl::finish(std::vector<Pending>& stacks) {
 
 bool ResidualLFQImpl::keeps_codebook_axis() const { return levels[0]->keeps_codebook_axis(); }
 
-torch::Tensor ResidualLFQImpl::plain(const torch::Tensor& indices) const {
-  return keeps_codebook_axis() ? detail::without_codebook_axis("ResidualLFQ", indices) : indices;
-}
-
 torch::Tensor ResidualLFQImpl::get_codes_from_indices(const torch::Tensor& indices) {
+  const auto plain = detail::without_codebook_axis("ResidualLFQ", indices, keeps_codebook_axis());
   Steps none;
-  return detail::stack_codes(family({}, none), plain(indices), drops());
+  return detail::stack_codes(family({}, none), plain, drops());
 }
 
 torch::Tensor ResidualLFQImpl::get_output_from_indices(const torch::Tensor& indices) {
+  const auto plain = detail::without_codebook_axis("ResidualLFQ", indices, keeps_codebook_axis());
   Steps none;
-  return detail::stack_output(family({}, none), plain(indices), drops());
+  return detail::stack_output(family({}, none), plain, drops());
 }
 
 torch::Tensor ResidualLFQImpl::codebooks() const {

@@ -102,8 +102,6 @@ class TORCHVQ_API ResidualFSQImpl : public KeptBuffers<ResidualFSQImpl> {
   bool drops() const { return options.quantize_dropout() && options.num_quantizers() > 1; }
   void check_noise() const;
   bool keeps_codebook_axis() const;
-  /// Indices without the axis of codebooks that users may have kept.
-  torch::Tensor plain(const torch::Tensor& indices) const;
   void cast_scales(torch::Dtype dtype);
 
   torch::Tensor scales_;                     // (Q, D), never in half precision

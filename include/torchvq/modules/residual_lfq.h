@@ -106,8 +106,6 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
   static void finish(std::vector<Pending>& stacks);
   void check_draws() const;
   bool keeps_codebook_axis() const;
-  /// Indices without the axis of codebooks that users may have kept.
-  torch::Tensor plain(const torch::Tensor& indices) const;
   /// The ranks that share the entropies; empty if there are none.
   std::string group() const;
   /// The stack in messages about ranks.

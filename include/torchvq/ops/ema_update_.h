@@ -48,11 +48,12 @@ struct EmaUpdateOptions {
 /// Unused codes are faint, and have waited for a token eight times as long as a code with an equal
 ///              share of total does, ceil(8 K / total) steps: their cluster_size is below that of a
 ///              code that had one token then. They move:
-///              embed += 0.8 * clamp(weight, 0, 1) * (target - embed), cosine: made a unit vector; the targets
-///              are the codes in use, sorted by cluster_size and then by index, one for each unused
-///              code in the order of its index, and from the first again if there are fewer. Near a
-///              code with many tokens, the unused code takes some of them, so the two share these
-///              tokens. There is no random number and no message: all ranks do the same.
+///              embed += 0.8 * clamp(weight, 0, 1) * (target - embed), cosine: made a unit vector;
+///              the targets are the codes in use, sorted by cluster_size and then by index, one for
+///              each unused code in the order of its index, and from the first again if there are
+///              fewer. Near a code with many tokens, the unused code takes some of them, so the
+///              two share these tokens. There is no random number and no message: all ranks do the
+///              same.
 ///
 /// @param cluster_size  (H, K), float32 or float64; changed in place, as are embed_avg and embed.
 /// @param embed_avg     (H, K, D), dtype of cluster_size.

@@ -52,6 +52,7 @@ void ema_update_(at::Tensor& cluster_size, at::Tensor& embed_avg, at::Tensor& em
     codes = detail::codes_from_averages(embed, average, detail::smoothed_sizes(size, eps),
                                         faint.logical_or(idle), unit);
     const auto unused = without.logical_and_(detail::unused_codes(size, decay));
+    // kernels::drawn_by
     const auto share = step.div(1.0 - decay).clamp_(0, 1).mul_(kernels::kDrawn);
     codes = detail::draw_unused_codes(codes, size, unused, share, unit);
   }
