@@ -2,6 +2,7 @@
 // ema_update_tokens_. Callers must keep the tensors alive.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <utility>
 
@@ -117,7 +118,7 @@ class EmaCodebook {
   }
 
  private:
-  at::Tensor given_[3], own_[3];  // cluster_size, embed_avg, embed
+  std::array<at::Tensor, 3> given_, own_;  // cluster_size, embed_avg, embed
   at::Tensor doubles_, places_;
 };
 
