@@ -181,7 +181,9 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
         layout = self._layout
         layout.check_input(z, "z")
         token_mask = layout.token_mask(z, mask, None)
-        tokens = layout.pack(z, token_mask)
+        # The operators take any axes before the features; a call that only moves axes takes as long as they do.
+        in_order = token_mask is None and (z.dim() == 2 or not self.channel_first)
+        tokens = z if in_order else layout.pack(z, token_mask)
         projects = not projects_nothing(self.project_in, self.project_out)
         latents = self._split(project(self.project_in, tokens) if projects else tokens)
         learns = self.training and not self.vqp_compat
@@ -196,7 +198,7 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
             quantization=self.quantization_loss_weight if learns else 0.0,
             mask=code_mask,
         )
-        output = codes if self.num_codebooks == 1 else codes.flatten(2)
+        output = codes if self.num_codebooks == 1 else codes.flatten(-2)
         if projects:
             output = project(self.project_out, output)
         if not self.training:
@@ -212,7 +214,9 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
         output = output.to(z.dtype)
         if token_mask is not None:
             output = _ops.fill_padding(output, token_mask)
-        return QuantizeOutput(layout.unpack(output, z), self._restore(indices, z, layout), loss)
+        if not in_order:
+            output = layout.unpack(output, z)
+        return QuantizeOutput(output, self._restored(indices, None if in_order else z), loss)
 
     # Codes -----------------------------------------------------------------------------------------------------
 
@@ -341,11 +345,12 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
             return tokens
         return tokens.reshape(*tokens.shape[:-1], self.num_codebooks, self.codebook_dim)
 
-    def _restore(self, indices: Tensor, z: Tensor, layout: Layout) -> Tensor:
-        """(B, N, C), of one codebook (B, N), to the positions of z."""
+    def _restored(self, indices: Tensor, z: Tensor | None) -> Tensor:
+        """(B, N, C), of one codebook (B, N), to the positions of z; without z they have these positions."""
         if self.keep_num_codebooks_dim and self.num_codebooks == 1:
             indices = indices.unsqueeze(-1)
-        indices = layout.unpack_positions(indices, z)
+        if z is not None:
+            indices = self._layout.unpack_positions(indices, z)
         return as_returned(indices, self.vqp_compat, self.codebook_size)
 
 
