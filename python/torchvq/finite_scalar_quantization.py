@@ -100,6 +100,7 @@ class FSQ(RandomState):
     force_quantization_f32: bool
     bound_hard_clamp: bool
     orthogonal_rotation: bool
+    orthogonal_rot: Tensor  # with orthogonal_rotation
     has_projections: bool
     #: Whether a stack restores the tables after a load, on a device that its levels do not know.
     in_stack: bool = False
@@ -301,7 +302,7 @@ class FSQ(RandomState):
 
     @property
     def _rotation(self) -> Tensor | None:
-        return self._buffers.get("orthogonal_rot")
+        return self.orthogonal_rot if self.orthogonal_rotation else None
 
     # Parts of it, as in the reference ----------------------------------------------------------------------
 

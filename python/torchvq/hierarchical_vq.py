@@ -352,7 +352,7 @@ class HierarchicalVQ(WideBuffers):
         tokens = output.flatten(2).transpose(1, 2).to(x.dtype)
         if mask is not None:
             tokens = _ops.fill_padding(tokens.contiguous(), mask)
-        return self._layout.unpack(tokens, x)
+        return self._layout.unpack(tokens, x).contiguous()  # callers take views of it
 
     def _indices(self, done: _scales.ScaleWalk, batch: int) -> tuple[Tensor, ...]:
         indices = [scale.result.searched.indices for scale in done.scales]

@@ -1,5 +1,6 @@
 """RandomProjectionQuantizer: targets for masked prediction from a quantizer that is not trained."""
 
+import math
 from typing import Any, cast
 
 import torch
@@ -50,7 +51,7 @@ class RandomProjectionQuantizer(WideBuffers):
             ``vector_quantize_pytorch``, whose checkpoints contain it. Default: 1.
         norm: normalise each token (layer norm without weights) before it is projected. Default: True.
         vqp_compat: behave as ``vector_quantize_pytorch``: the layers of several codebooks have nonzero biases and
-            require a gradient. Default: set by ``TORCHVQ_COMPAT``.
+            require a gradient, and projections are drawn smaller. Default: set by ``TORCHVQ_COMPAT``.
         **kwargs: layout: ``channel_last``, ``accept_image_fmap``, ``accept_3d_fmap`` as for ``VectorQuantize``. Most
             options of learning are accepted and have no effect; options that would change codes are refused.
 
@@ -118,6 +119,9 @@ class RandomProjectionQuantizer(WideBuffers):
         )
         with wide_default():
             projections = _ops.random_projections(num_codebooks, dim, codebook_dim)
+        if self.vqp_compat:
+            # Xavier's rule for all projections as one tensor. Beside the biases of several codebooks their size counts.
+            projections *= math.sqrt((dim + codebook_dim) / (codebook_dim * (dim + num_codebooks)))
         self.register_buffer("rand_projs", to_default_device(projections))
         self.vq = VectorQuantize(
             dim=codebook_dim * num_codebooks,

@@ -201,13 +201,14 @@ class ResidualFSQ(ResidualStack):
         return self.training and level.training and level.noise_dropout > 0
 
     def encode_at_once(self, inputs: Tensor, depth: int | Tensor) -> tuple[Tensor, Tensor] | None:
-        first = self.quantizers[0]
-        if first.orthogonal_rotation or self.gradient != "attached" or not isinstance(depth, int):
+        if self.gradient != "attached" or not isinstance(depth, int):
             return None
         if any(is_replaced(level, STEPS) or self._is_noisy(level) for level in self.quantizers):
             return None
         # The options of a level may be set apart.
-        bound = first.bound_name
+        if any(level.orthogonal_rotation for level in self.quantizers):
+            return None
+        bound = self.quantizers[0].bound_name
         if bound not in _BOUNDS or any(level.bound_name != bound for level in self.quantizers):
             return None
         quantized, indices = _ops.residual_scalar_quantize(

@@ -23,7 +23,7 @@ at::Tensor table_of(at::ArrayRef<T> values, const at::TensorOptions& options) {
       std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)),
       c10::CppTypeToScalarType<T>::value, c10::typeMetaToScalarType(options.dtype()),
       options.device().str()};
-  const std::lock_guard lock(mutex);
+  const std::scoped_lock lock(mutex);
   auto& table = known[key];
   if (!table.defined()) {
     // An inference tensor could not be used by later calls outside inference mode.

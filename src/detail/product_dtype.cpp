@@ -17,8 +17,9 @@ bool reduced(at::Float32Backend backend) {
 }
 
 bool is_set(const char* variable) {
-  const char* value = std::getenv(variable);
-  return value != nullptr && std::string_view(value) != "" && std::string_view(value) != "0";
+  const char* text = std::getenv(variable);
+  const std::string_view value = text == nullptr ? "" : text;
+  return !value.empty() && value != "0";
 }
 
 bool emulated(const char* variable, at::Device device) {

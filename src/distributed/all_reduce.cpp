@@ -92,11 +92,9 @@ at::Tensor all_reduce_differentiable(const at::Tensor& x, const SyncOptions& opt
 }  // namespace torchvq::distributed
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
+  m.def("all_reduce_statistics(Tensor x, *, str group_name='', str label='quantizer') -> Tensor");
   m.def(
-      "all_reduce_statistics(Tensor x, *, str group_name=\"\", str label=\"quantizer\") -> Tensor");
-  m.def(
-      "all_reduce_differentiable(Tensor x, *, str group_name=\"\", str label=\"quantizer\") -> "
-      "Tensor");
+      "all_reduce_differentiable(Tensor x, *, str group_name='', str label='quantizer') -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {

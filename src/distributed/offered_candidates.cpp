@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kWordBytes = sizeof(int64_t);
 // Messages of this size cost hardly more than empty ones.
-constexpr int64_t kFewBytes = 8 * 1024;
+constexpr int64_t kFewBytes = int64_t{8} * 1024;
 constexpr int64_t kShareOfStatistics = 8;
 // Smaller than every key, so that a rank without an offer counts as a rank without room.
 constexpr int64_t kNothing = -1;

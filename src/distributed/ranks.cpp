@@ -20,13 +20,13 @@ DefaultGroup& instance() {
 
 void set_default_group(std::string group_name) {
   auto& group = instance();
-  const std::lock_guard lock(group.mutex);
+  const std::scoped_lock lock(group.mutex);
   group.name = std::move(group_name);
 }
 
 std::string default_group() {
   auto& group = instance();
-  const std::lock_guard lock(group.mutex);
+  const std::scoped_lock lock(group.mutex);
   return group.name;
 }
 

@@ -23,6 +23,12 @@ Counters& counters() {
   return instance;
 }
 
+std::mt19937_64 seeded_by_system() {
+  std::random_device source;
+  std::seed_seq bits{source(), source(), source(), source()};
+  return std::mt19937_64(bits);
+}
+
 }  // namespace
 
 bool enabled() {
@@ -54,12 +60,10 @@ int64_t new_handle() {
   // Reading the system's random bits costs as much as the tensors of a small codebook,
   // so they are read only once, and again in a forked process, which would otherwise
   // repeat its parent's numbers.
-  thread_local pid_t seeded_in = 0;
-  thread_local std::mt19937_64 generator;
+  thread_local pid_t seeded_in = getpid();
+  thread_local std::mt19937_64 generator = seeded_by_system();
   if (seeded_in != getpid()) {
-    std::random_device source;
-    std::seed_seq bits{source(), source(), source(), source()};
-    generator.seed(bits);
+    generator = seeded_by_system();
     seeded_in = getpid();
   }
   return static_cast<int64_t>(generator() >> 1);

@@ -107,7 +107,7 @@ torch::Tensor restore_map(const HierarchicalVQOptions& options, const torch::Ten
                           const torch::Tensor& x, const OptionalTensor& mask) {
   auto tokens = output.flatten(2).transpose(1, 2).to(x.scalar_type());
   if (mask) tokens = F::fill_padding(tokens.contiguous(), *mask);
-  return scale_layout(options).unpack(tokens, x);
+  return scale_layout(options).unpack(tokens, x).contiguous();  // callers take views of it
 }
 
 }  // namespace

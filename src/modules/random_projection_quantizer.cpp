@@ -1,5 +1,6 @@
 #include <torchvq/modules/random_projection_quantizer.h>
 
+#include <cmath>
 #include <ostream>
 
 #include <torchvq/functional/losses.h>
@@ -29,6 +30,13 @@ void RandomProjectionQuantizerImpl::reset() {
   const auto codebooks = options.num_codebooks();
   rand_projs = register_buffer(
       "rand_projs", F::random_projections(codebooks, options.dim(), options.codebook_dim()));
+  if (options.vqp_compat()) {
+    // Xavier's rule for all projections as one tensor. Beside the biases of several codebooks their
+    // size counts.
+    const auto dim = static_cast<double>(options.dim());
+    const auto inner = static_cast<double>(options.codebook_dim());
+    rand_projs.mul_(std::sqrt((dim + inner) / (inner * (dim + static_cast<double>(codebooks)))));
+  }
   vq =
       register_module("vq", VectorQuantize(VectorQuantizeOptions(options.codebook_dim() * codebooks)
                                                .codebook_size(options.codebook_size())

@@ -135,7 +135,7 @@ void run(unsigned blocks, unsigned tasks, unsigned threads, size_t shared,
   if (blocks == 0 || tasks == 0 || threads == 0 || threads > kMostThreads || shared > kMostShared)
     throw "cuda_shim: invalid configuration of a launch";
   static std::mutex one_launch;
-  const std::lock_guard lock(one_launch);
+  const std::scoped_lock lock(one_launch);
   ++launched;
   generator.seed(1);
   block.count = threads;

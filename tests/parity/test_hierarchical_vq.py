@@ -47,6 +47,23 @@ def test_dropped_scales_as_in_the_reference(options, reference, subject):
             torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize("channel_first", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("masked", [False, True])
+def test_outputs_may_be_viewed_as_in_the_reference(
+    axes, channel_first, training, masked, reference, subject
+):
+    options = dict(dim=DIM, codebook_size=4, scales=(1, 2), kmeans_init=False)
+    options |= dict(accept_image_fmap=axes == 2, accept_3d_fmap=axes == 3)
+    size = [2] * axes
+    x = torch.randn(3, DIM, *size) if channel_first else torch.randn(3, *size, DIM)
+    mask = torch.arange(2**axes).ne(1).expand(3, -1).reshape(3, *size) if masked else None
+    for package in (reference, subject):
+        module = package.HierarchicalVQ(**options, channel_first=channel_first).train(training)
+        assert module(x, mask=mask)[0].view(-1).shape == (x.numel(),)
+
+
 @pytest.mark.parametrize("row", DIFFERENT, ids=by_id)
 def test_right_where_the_reference_is_not(row, subject):
     assert_oracle_decides(TABLE, row, subject)

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+import torchvq
+
 from .harness import assert_oracle_decides, assert_same_behaviour, assert_same_signature
 from .table_random_projection_quantizer import DIFFERENT, RIGHT, SAME, SCORED, TABLE
 
@@ -45,6 +47,18 @@ def test_several_codebooks(codebooks, reference, subject):
     torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-6)
     found.backward(), right.backward()
     torch.testing.assert_close(y.grad, z.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("codebooks", [1, 3])
+def test_projections_and_layers_are_drawn_as_in_the_reference(codebooks, reference):
+    """From the same seed; the codes of the two are drawn in different ways."""
+    options = dict(dim=16, codebook_size=8, codebook_dim=4, num_codebooks=codebooks)
+    torch.manual_seed(0)
+    theirs = reference.RandomProjectionQuantizer(**options).state_dict()
+    torch.manual_seed(0)
+    ours = torchvq.RandomProjectionQuantizer(**options, vqp_compat=True).state_dict()
+    for name in theirs.keys() - {"vq._codebook.embed", "vq._codebook.embed_avg"}:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-6, atol=1e-7)
 
 
 # Sequential ----------------------------------------------------------------------------------------------------------

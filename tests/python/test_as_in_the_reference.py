@@ -143,6 +143,41 @@ def test_options_of_codebooks_are_those_of_the_quantizer() -> None:
     assert copy.deepcopy(module).ema_update is False
 
 
+def without_rotation(module: torch.nn.Module, levels: int) -> torch.nn.Module:
+    rotated = [part for part in module.modules() if "orthogonal_rotation" in vars(part)]
+    for part in rotated[:levels]:
+        part.orthogonal_rotation = False
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "levels"),
+    [
+        ("FSQ", dict(levels=[8, 8]), 1),
+        ("LFQ", dict(codebook_size=16), 1),
+        ("LFQ", dict(codebook_size=16, straight_through_activation=torch.nn.Tanh()), 1),
+        ("ResidualFSQ", dict(levels=[8, 8], num_quantizers=3, dim=2), 1),
+        ("ResidualFSQ", dict(levels=[8, 8], num_quantizers=3, dim=2), 3),
+        ("ResidualLFQ", SIGNS, 2),
+    ],
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_a_rotation_is_switched_off(
+    name: str, options: dict[str, Any], levels: int, training: bool
+) -> None:
+    ours, theirs = (
+        without_rotation(module, levels).train(training)
+        for module in both(name, **options, orthogonal_rotation=True)
+    )
+    width = 2 if "levels" in options else 4
+    x = torch.randn(2, 5, width, generator=torch.Generator().manual_seed(0))
+    found, expected = ours(x), theirs(x)
+    torch.testing.assert_close(found[0], expected[0])
+    assert torch.equal(found[1], expected[1].long())
+    decode = getattr(ours, "get_output_from_indices", None) or ours.indices_to_codes
+    torch.testing.assert_close(decode(found[1]), found[0], rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("module", "name"),
     [

@@ -87,6 +87,8 @@ def _calls_back(rvq: "ResidualVQ") -> bool:
 def shared_ranks(levels: Iterable["LFQ | SimVQ"], owner: str, dim: int) -> Ranks:
     """The ranks of the first level that has any: a level may evaluate, or learn by itself. ``dim`` is that of the
     stack."""
+    if not distributed_training():
+        return ALONE
     found = (ranks_of(level, owner, dim) for level in levels)
     return next((ranks for ranks in found if not ranks.alone), ALONE)
 

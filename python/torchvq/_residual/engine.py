@@ -100,8 +100,9 @@ def restore_codes(codes: Tensor, x: Tensor, mask: Tensor | None, layout: Layout)
 
 def stack_levels(levels: list[Tensor], count: int, *, missing: float = 0, dim: int = 0) -> Tensor:
     """Stacks the tensors of ``count`` levels; dropped levels are filled with ``missing``."""
-    dropped = [torch.full_like(levels[0], missing)] * (count - len(levels))
-    return _joined.stack(levels + dropped, dim)
+    if len(levels) < count:
+        levels = levels + [torch.full_like(levels[0], missing)] * (count - len(levels))
+    return _joined.stack(levels, dim)
 
 
 def levels_to_walk(depth: int | Tensor, levels: int) -> int:

@@ -75,7 +75,7 @@ def step(lfq: "LFQ", x: Tensor, request: Request) -> tuple[Found, list[Tensor]]:
     quantized, indices, loss, *terms, latents, codes, counted, totals = _ops.lookup_free_quantize(
         x,
         mask=request.mask,
-        rotation=lfq._buffers.get("orthogonal_rot"),
+        rotation=lfq.orthogonal_rot if lfq.orthogonal_rotation else None,
         rng=None if request.rng is None else rng_beside(x, request.rng),
         totals=list(request.totals),
         codebooks=lfq.num_codebooks,

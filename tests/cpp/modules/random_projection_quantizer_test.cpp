@@ -107,6 +107,17 @@ TEST(RandomProjectionQuantizerTest, StateHasTheNamesOfPython) {
   EXPECT_TRUE(at::equal(module(x), copy->forward(x)));
 }
 
+// The expected ratio is that of the rule of Xavier for (C, dim, codebook_dim) as one tensor, whose
+// fans are dim * codebook_dim and C * codebook_dim, to that for each projection.
+TEST(RandomProjectionQuantizerTest, TheSwitchDrawsSmallerProjections) {
+  torch::manual_seed(3);
+  const RandomProjectionQuantizer plain(options().vqp_compat(false));
+  torch::manual_seed(3);
+  const RandomProjectionQuantizer compatible(options().vqp_compat(true));
+  const auto ratio = std::sqrt((2.0 / (4 * (6 + 3))) / (2.0 / (6 + 4)));
+  EXPECT_TRUE(at::allclose(compatible->rand_projs, plain->rand_projs * ratio, 1e-6, 0));
+}
+
 TEST(RandomProjectionQuantizerTest, OptionsAndInputAreChecked) {
   using Options = RandomProjectionQuantizerOptions;
   EXPECT_THROW(RandomProjectionQuantizer(Options(0, 4, 4)), c10::ValueError);
