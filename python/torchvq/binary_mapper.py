@@ -181,6 +181,11 @@ class BinaryMapper(NoisyModule):
             )
         if mask is not None:
             check_mask("BinaryMapper", mask, logits.shape[:-1])
+            if mask.device != logits.device:
+                raise RuntimeError(
+                    "BinaryMapper: expected logits and mask to be on the same device, but got logits on "
+                    f"{logits.device} and mask on {mask.device}"
+                )
 
 
 def _loss_dtype(logits: Tensor) -> torch.dtype:

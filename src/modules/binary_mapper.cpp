@@ -40,6 +40,7 @@ BinaryMapperOutput BinaryMapperImpl::forward(const torch::Tensor& logits,
   detail::check_non_negative("BinaryMapper", "temperature", call.temperature());
   if (const auto& mask = call.mask()) {
     detail::check_dtype("BinaryMapper", "mask", *mask, at::kBool);
+    detail::check_same_device("BinaryMapper", "logits", logits, "mask", *mask);
     const auto tokens = logits.sizes().slice(0, static_cast<size_t>(logits.dim() - 1));
     TORCH_CHECK_VALUE(mask->sizes() == tokens, "BinaryMapper: expected mask to have shape ", tokens,
                       ", but got ", mask->sizes());

@@ -102,6 +102,31 @@ def test_decoders(row: str, cell: Cell, tmp_path: Path) -> None:
         assert torch.equal(program(indices), decode(indices))
 
 
+@pytest.mark.parametrize("row", ["vq_image", "fsq_image", "lfq_image"])
+def test_masks_of_images(row: str) -> None:
+    """The mask of an image is never compared with a flat one, whose size is the same where images are a column."""
+    module, x = trained(row), classes.data(row, 1)
+    free = {"mask": {0: DYNAMIC, 1: DYNAMIC, 2: DYNAMIC}}
+    name = "z" if row == "fsq_image" else "x"
+
+    def masked(x: Tensor) -> Tensor:
+        return (
+            torch.rand(x.shape[0], *x.shape[2:], generator=torch.Generator().manual_seed(2)) < 0.5
+        )
+
+    program = torch.export.export(
+        module,
+        (x,),
+        {"mask": masked(x)},
+        dynamic_shapes={name: {0: DYNAMIC, 2: DYNAMIC, 3: DYNAMIC}} | free,
+    ).module()
+    for sizes in [*SIZES, (2, 4, 1), (2, 1, 4)]:
+        x = sized(row, sizes)
+        found = classes.forward(program, x, mask=masked(x))
+        for a, b in zip(found, classes.forward(module, x, mask=masked(x)), strict=True):
+            assert torch.equal(a, b)
+
+
 class Together(nn.Module):
     """Many quantizers in one program, because compiling takes long: outputs, tokens, and decoded tokens."""
 

@@ -72,7 +72,7 @@ def test_wrong_arguments(row: str, training: bool, cell: Cell) -> None:
     cell(TABLE, row, "wrong rank, size, dtype, mask", "error, state untouched")
     module, x = build(row).train(training), data(row)
     if row not in OWN_ENCODER:
-        for wrong in (x.long(), x > 0, x.cfloat(), None, 3.5):
+        for wrong in (x.long(), x > 0, x.cfloat(), x.to_sparse(), x.to_mkldnn(), None, 3.5):
             raises(module, lambda wrong=wrong: module(wrong), TypeError)
         axis = ROWS[row].channel_axis
         narrow, empty = x.narrow(axis, 0, DIM - 1), x.narrow(axis, 0, 0)
@@ -89,7 +89,7 @@ def test_wrong_arguments(row: str, training: bool, cell: Cell) -> None:
     mask = torch.ones(shape, dtype=torch.bool)
     for wrong in (mask[..., :-1], mask.unsqueeze(-1), mask[:-1], mask.new_ones(())):
         raises(module, lambda wrong=wrong: module(x, mask=wrong), ValueError)
-    for wrong in (mask.float(), mask.long()):
+    for wrong in (mask.float(), mask.long(), mask.to_sparse()):
         raises(module, lambda wrong=wrong: module(x, mask=wrong), TypeError)
 
 

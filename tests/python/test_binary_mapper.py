@@ -99,6 +99,34 @@ def test_logits_of_other_dtypes_draw_nothing(generator):
     assert torch.equal(module.rng, before)
 
 
+def test_logits_of_other_layouts_draw_nothing(generator):
+    module = BinaryMapper(8)
+    before = module.rng.clone()
+    logits = torch.randn(4, 8, generator=generator)
+    for other in (logits.to_sparse(), logits.to_mkldnn()):
+        with pytest.raises(TypeError, match="BinaryMapper: expected logits to be a dense tensor"):
+            module(other)
+    assert torch.equal(module.rng, before)
+
+
+@pytest.mark.parametrize("wrong", ["layout", "device"])
+def test_masks_of_another_layout_or_device_draw_nothing(wrong, generator):
+    module = BinaryMapper(8)
+    before = module.rng.clone()
+    mask = torch.ones(4, dtype=torch.bool)
+    mask, error, message = {
+        "layout": (mask.to_sparse(), TypeError, "expected mask to be a dense tensor"),
+        "device": (
+            mask.to("meta"),
+            RuntimeError,
+            "expected logits and mask to be on the same device",
+        ),
+    }[wrong]
+    with pytest.raises(error, match=f"BinaryMapper: {message}"):
+        module(torch.randn(4, 8, generator=generator), mask=mask)
+    assert torch.equal(module.rng, before)
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_compiled_is_eager(masked, generator):
     logits = torch.randn(3, 8, 4, generator=generator)

@@ -3,6 +3,7 @@
 from operator import index
 from typing import SupportsFloat, SupportsIndex
 
+import torch
 from torch import Tensor
 
 
@@ -31,7 +32,12 @@ def expect_tensor(owner: str, name: str, value: object) -> None:
 
 
 def expect_floating(owner: str, name: str, value: object) -> None:
-    """Raises TypeError unless a value is a floating-point tensor."""
+    """Raises TypeError unless a value is a dense floating-point tensor."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         got = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"{owner}: expected {name} to be a floating-point tensor, but got {got}")
+    # Operators refuse other layouts as well, but only after the generator has advanced.
+    if value.layout != torch.strided:
+        raise TypeError(
+            f"{owner}: expected {name} to be a dense tensor, but got layout {value.layout}"
+        )

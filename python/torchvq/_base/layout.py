@@ -18,6 +18,10 @@ def check_mask(owner: str, mask: Tensor, shape: tuple[int, ...] | None = None) -
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"{owner}: expected mask to be bool, but got {got}")
+    if mask.layout != torch.strided:
+        raise TypeError(
+            f"{owner}: expected mask to be a dense tensor, but got layout {mask.layout}"
+        )
     if shape is not None and mask.shape != shape:
         raise ValueError(
             f"{owner}: expected mask to have shape {list(shape)}, but got {list(mask.shape)}"
@@ -86,7 +90,9 @@ class Layout(NamedTuple):
         if positions and mask.shape == x.shape[:1]:
             mask = mask.reshape(-1, *[1] * len(positions)).expand(-1, *positions)
         # Not `positions.numel()`, by which compilers fix all sizes.
-        if len(positions) > 1 and mask.shape == (x.shape[0], math.prod(positions)):
+        # Axes are counted first: a compiler would keep a comparison of sizes that differ anyway, and refuse equal ones.
+        flat = len(positions) > 1 and mask.dim() == 2
+        if flat and mask.shape == (x.shape[0], math.prod(positions)):
             mask = mask.reshape(x.shape[0], *positions)
         return self.token_mask(x, mask, None)
 

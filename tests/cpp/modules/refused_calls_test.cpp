@@ -435,6 +435,14 @@ TEST(RefusedCallsTest, LogitsOfOtherDtypesDrawNothing) {
   }
 }
 
+TEST(RefusedCallsTest, AMaskOnAnotherDeviceDrawsNothing) {
+  BinaryMapper module(BinaryMapperOptions(6));
+  const auto mask = torch::ones({2, 8}, torch::dtype(torch::kBool).device(torch::kMeta));
+  leaves_no_trace<c10::Error>(
+      module, [&] { module(normal({2, 8, 6}), BinaryMapperForwardOptions().mask(mask)); },
+      "BinaryMapper: expected logits and mask to be on the same device");
+}
+
 TEST(RefusedCallsTest, AStepThatFailsLeavesTheAccumulatedStatistics) {
   const auto build = [] {
     return make(options().learnable_codebook(true).in_place_codebook_optimizer(sgd).vq_bridge(
