@@ -42,12 +42,14 @@ at::Tensor commitment_term(const SearchedTokens& searched, const std::optional<a
   if (options.commitment_use_cross_entropy_loss()) {
     return cross_entropy(searched, indices, options);
   }
-  const auto& before = options.vqp_compat();
-  // A module that stands in the place of no projection may change the width.
-  if (before && before->mask && before->heads == 1 && !before->projected &&
-      before->tokens.sym_size(-1) == codes.sym_size(-1)) {
-    return vqp_masked_commitment(before->tokens, codes.view_symint(before->tokens.sym_sizes()),
-                                 *before->mask);
+  if (options.vqp_compat()) {
+    const auto& before = *options.vqp_compat();
+    // A module that stands in the place of no projection may change the width.
+    if (before.mask && before.heads == 1 && !before.projected &&
+        before.tokens.sym_size(-1) == codes.sym_size(-1)) {
+      return vqp_masked_commitment(before.tokens, codes.view_symint(before.tokens.sym_sizes()),
+                                   *before.mask);
+    }
   }
   return ops::commitment_loss(inputs, codes, mask);
 }

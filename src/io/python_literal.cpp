@@ -77,7 +77,7 @@ class Parser {
     skip_space();
     for (const bool value : {true, false}) {
       const std::string_view word = value ? "True" : "False";
-      if (rest_.substr(0, word.size()) != word) continue;
+      if (!rest_.starts_with(word)) continue;
       rest_.remove_prefix(word.size());
       return value;
     }

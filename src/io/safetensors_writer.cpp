@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -17,8 +18,9 @@ using Item = std::pair<std::string, at::Tensor>;
 // Widest elements first, so that every tensor is aligned to its element; then by name.
 std::vector<Item> in_file_order(const std::map<std::string, at::Tensor>& tensors) {
   std::vector<Item> items(tensors.begin(), tensors.end());
-  std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
-    return a.second.element_size() > b.second.element_size();
+  std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
+    return std::forward_as_tuple(b.second.element_size(), a.first) <
+           std::forward_as_tuple(a.second.element_size(), b.first);
   });
   return items;
 }

@@ -16,7 +16,7 @@
 namespace torchvq {
 
 ImplicitCodebookImpl::ImplicitCodebookImpl(int64_t dim_, ImplicitCodebookOptions options_)
-    : dim(dim_), options(std::move(options_)) {
+    : dim(dim_), options(options_) {
   reset();
 }
 
