@@ -12,7 +12,7 @@ changed() { python3 tools/changed_sources.py; }
 compiled=$(python3 -c '
 import json, os
 print("\n".join(os.path.relpath(entry["file"]) for entry in json.load(open("build-files/compile_commands.json"))))' |
-  grep -v '^tests/cuda_shim/' | sort -u)  # whose names are CUDA's
+  grep -v -e '^tests/cuda_shim/' -e '\.cu$' | sort -u)  # whose names are CUDA's
 
 if [[ ${2:-} == --all ]]; then
   wanted=$compiled

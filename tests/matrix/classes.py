@@ -127,6 +127,7 @@ ROWS: dict[str, Row] = {
     "sim_vq_image": _coded("SimVQ", IMAGES, 1, channel_first=True, frozen_codebook_dim=4),
     "residual_sim_vq": _coded("ResidualSimVQ", **STACK),
     "residual_sim_vq_dropout": _coded("ResidualSimVQ", **DROPOUT),
+    "residual_sim_vq_beam": _coded("ResidualSimVQ", **STACK, eval_beam_size=3),
     "residual_sim_vq_heads": _coded("ResidualSimVQ", **STACK, heads=2),
     "random_projection": _coded("RandomProjectionQuantizer", codebook_dim=4),
     "sequential": _coded("Sequential"),

@@ -26,7 +26,7 @@ CANNOT = {
     "binary_mapper": "the reference draws in evaluation",
 }
 # Options that the reference's constructor refuses.
-REFUSED = {"residual_sim_vq_heads"}
+REFUSED = {"residual_sim_vq_heads", "residual_sim_vq_beam"}
 
 
 def reference(row: str) -> nn.Module | None:

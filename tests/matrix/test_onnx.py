@@ -23,6 +23,7 @@ NO_ENCODE = {
     "residual_vq_beam": "residual_beam_search",
     "residual_vq_sampled_beam": "residual_beam_search",
     "residual_vq_implicit_beam": "extend_paths",
+    "residual_sim_vq_beam": "residual_beam_search",
     "fsp": "scalar_perturb",
     "fsp_kurt": "scalar_perturb",
     "binary_mapper": "binary_sample",
