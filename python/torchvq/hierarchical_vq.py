@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchvq._base.checkpointing import is_checkpointed
 from torchvq._base.compat import vqp_compat_of
-from torchvq._base.contained import contained
+from torchvq._base.contained import contained, of_kind
 from torchvq._base.joined import without_autocast
 from torchvq._base.layout import Layout, check_mask
 from torchvq._base.options import check_options
@@ -373,8 +373,8 @@ class HierarchicalVQ(WideBuffers):
     def levels(self) -> list[VectorQuantize]:
         """The quantizer of each scale; the scales may share one."""
         if self.vqs is None:
-            return [cast(VectorQuantize, self.vq)] * self.num_levels
-        return contained(self, "vqs")
+            return [of_kind(self, "vq", self.vq, VectorQuantize)] * self.num_levels
+        return contained(self, "vqs", VectorQuantize, self.num_levels)
 
     def _quantizers(self) -> list[VectorQuantize]:
         """The quantizers of all scales, each once."""

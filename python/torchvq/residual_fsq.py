@@ -168,7 +168,7 @@ class ResidualFSQ(ResidualStack):
     @property
     def quantizers(self) -> list[FSQ]:
         """``layers``, with their type."""
-        return contained(self, "layers")
+        return contained(self, "layers", FSQ)
 
     @property
     def codebooks(self) -> Tensor:

@@ -180,7 +180,7 @@ class ResidualLFQ(ResidualStack):
     @property
     def quantizers(self) -> list[LFQ]:
         """``layers``, with their type."""
-        return contained(self, "layers")
+        return contained(self, "layers", LFQ)
 
     @property
     def codebooks(self) -> Tensor:

@@ -153,7 +153,7 @@ class ResidualSimVQ(ResidualStack):
     @property
     def quantizers(self) -> list[SimVQ]:
         """``layers``, with their type."""
-        return contained(self, "layers")
+        return contained(self, "layers", SimVQ)
 
     @property
     def codebook_size(self) -> int:

@@ -306,16 +306,17 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
     @property
     def levels(self) -> list[VectorQuantize]:
         """``layers``, with their type."""
-        return contained(self, "layers")
+        return contained(self, "layers", VectorQuantize)
 
     @property
     def num_quantizers(self) -> int:
         """The number of levels, that is, of ``layers``; shorten these, or append to them, to change it."""
-        return len(self.levels)
+        return len(contained(self, "layers"))
 
     @num_quantizers.setter
     def num_quantizers(self, number: int) -> None:
-        expect("ResidualVQ", number == len(self.levels), "num_quantizers", "that of layers", number)
+        count = self.num_quantizers
+        expect("ResidualVQ", number == count, "num_quantizers", "that of layers", number)
 
     @property
     def codebook_sizes(self) -> tuple[int, ...]:

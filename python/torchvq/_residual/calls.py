@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torchvq.lookup_free_quantization import LFQ
     from torchvq.residual_vq import ResidualVQ
     from torchvq.sim_vq import SimVQ
+    from torchvq.vector_quantize import VectorQuantize
 
 _OWNER = "ResidualVQ"
 _OWN_PROJECTIONS = (nn.Identity, nn.Linear)
@@ -51,6 +52,8 @@ def checked_call(
     layout.check_input(x)
     beam = _beam_of(rvq, beam_size)
     targets = _targets_of(rvq, x, indices, temperature)
+    if rvq.training and rvq.shared_codebook:
+        _expect_one_codebook(rvq.levels)
     return StackCall(
         layout,
         layout.token_mask(x, mask, None),
@@ -136,6 +139,14 @@ def _beam_of(rvq: "ResidualVQ", size: int | None) -> int:
     condition = "1 in training with in_place_codebook_optimizer (set eval_beam_size for evaluation)"
     expect(_OWNER, beam == 1 or not learns_in_place, "beam_size", condition, beam)
     return beam
+
+
+def _expect_one_codebook(levels: Sequence["VectorQuantize"]) -> None:
+    """Tokens of all levels move the first level's codes; those of a level that was replaced are no tokens of these."""
+    first = levels[0]._codebook
+    others = [index for index, level in enumerate(levels) if level._codebook is not first]
+    condition = "levels of one codebook, with shared_codebook"
+    expect(_OWNER, not others, "layers", condition, f"another in levels {others}")
 
 
 def _targets_of(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from torchvq._base import joined as _joined
 from torchvq._base.contained import contained
-from torchvq._base.options import check_options
+from torchvq._base.options import check_options, expect
 from torchvq._residual.calls import groups_of
 from torchvq._residual.dropout import drops_levels
 from torchvq._residual.stack import ResidualStack, StackResult
@@ -47,7 +47,12 @@ class Groups(nn.Module, Generic[Stack]):
         return 1 if self.stacks[0].layout.channel_first else -1
 
     def check_input(self, x: Tensor) -> None:
-        """Raises TypeError or ValueError for an input of another dtype or shape."""
+        """Raises TypeError or ValueError for an input of another dtype or shape, and before any group learns for groups
+        whose results cannot be joined."""
+        counts = [stack.num_quantizers for stack in self.stacks]
+        if not counts or counts != counts[:1] * self.groups:
+            condition = f"{self.groups} stacks of equally many layers"
+            expect(type(self).__name__, False, "rvqs", condition, f"stacks of {counts}")
         layout = self.stacks[0].layout
         layout._replace(dim=self.dim, owner=type(self).__name__).check_input(x)
 
