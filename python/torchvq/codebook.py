@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchvq._base.added_state import AddedState
 from torchvq._base.affine_map import AFFINE_FLAGS, AFFINE_STATE, AffineMap
+from torchvq._base.arguments import expect_tensor
 from torchvq._base.assigned_codes import AssignedCodes
 from torchvq._base.ema_weight import EmaWeight, Statistics, weight_of
 from torchvq._base.kept_statistics import KeptStatistics
@@ -228,6 +229,7 @@ class Codebook(
         if self.vq_bridge is not None:
             # A copy, because this step may replace dead codes before backward has used them.
             bridged = self.vq_bridge(_ops.snapshot(embed))
+            expect_tensor("VectorQuantize", "the result of vq_bridge", bridged)
             if bridged.shape != embed.shape:
                 raise ValueError(
                     f"VectorQuantize: expected vq_bridge to return codes of shape {list(embed.shape)}, "

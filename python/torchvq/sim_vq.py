@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from torchvq._base.arguments import expect_tensor
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.joined import without_autocast
 from torchvq._base.layout import Layout
@@ -133,6 +134,7 @@ class SimVQ(OwnHandle, WideBuffers):
             handle=_ops.new_handle(),
         )
         frozen = init_fn(torch.randn(codebook_size, width, dtype=wide_dtype()) / math.sqrt(width))
+        expect_tensor("SimVQ", "the result of init_fn", frozen)
         shape = [codebook_size, width]
         if list(frozen.shape) != shape:
             raise ValueError(
@@ -157,6 +159,15 @@ class SimVQ(OwnHandle, WideBuffers):
 
         A derived class may replace it.
         """
+        if torch.compiler.is_compiling():
+            return self._transformed()
+        try:
+            return self._transformed()
+        except AttributeError as error:
+            # Of a property, torch takes it to mean that there is none of that name.
+            raise RuntimeError(f"SimVQ: codebook_transform raised {error!r}") from error
+
+    def _transformed(self) -> Tensor:
         transform, frozen = self.code_transform, self.frozen_codebook
         # Decoding computes the codes again, perhaps outside autocast.
         with without_autocast(frozen):
@@ -165,6 +176,7 @@ class SimVQ(OwnHandle, WideBuffers):
                 codes = nn.functional.linear(frozen.float(), transform.weight.float(), bias)
             else:
                 codes = transform(in_dtype_of(transform, frozen))
+        expect_tensor("SimVQ", "the result of codebook_transform", codes)
         shape = (self.codebook_size, self.dim)
         if codes.shape != shape:
             raise ValueError(

@@ -58,6 +58,7 @@ at::Tensor random_bits(const at::Tensor& rng, at::IntArrayRef size, bool is_sign
 }
 
 at::Tensor mutate_bits(const at::Tensor& bits, const at::Tensor& rng, double rate, bool is_sign) {
+  detail::check_defined("mutate_bits", "bits", bits);
   TORCH_CHECK_TYPE(bits.scalar_type() != at::kBool,
                    "mutate_bits: expected bits to be numbers, but got Bool");
   TORCH_CHECK_VALUE(rate >= 0 && rate <= 1, "mutate_bits: expected rate to be in [0, 1], but got ",

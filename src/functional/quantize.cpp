@@ -128,6 +128,10 @@ QuantizeOutput quantize(const at::Tensor& x, const at::Tensor& codebook, const a
   } else {
     quantized = estimate_codes(inputs, found.codes, found, codebook, rng, options);
   }
+  const bool saved =
+      at::GradMode::is_enabled() && (x.requires_grad() || found.codes.requires_grad());
+  // Without an estimator these are the codes, which losses save: users may write to the output.
+  if (saved && options.estimator() == "none") quantized = quantized.clone();
   if (mask) {
     const auto absent = mask->logical_not();
     found.indices =

@@ -74,7 +74,10 @@ at::Tensor searched_codes(const at::Tensor& codebook, at::ScalarType dtype, bool
 /// The codes at indices (H, T, k); without topk, of the only one, without that axis.
 std::tuple<at::Tensor, at::Tensor> codes_at(const at::Tensor& codes, const at::Tensor& indices,
                                             std::optional<int64_t> topk) {
-  const auto rows = indices.unsqueeze(-1).expand_symint({-1, -1, -1, codes.sym_size(3)});
+  // Users may write to the indices that they receive, and autograd saves those of the gather.
+  const bool saved = at::GradMode::is_enabled() && codes.requires_grad();
+  const auto own = saved ? indices.clone() : indices;
+  const auto rows = own.unsqueeze(-1).expand_symint({-1, -1, -1, codes.sym_size(3)});
   const auto chosen = at::gather(codes, 2, rows);
   return topk ? std::make_tuple(indices, chosen)
               : std::make_tuple(indices.squeeze(2), chosen.squeeze(2));

@@ -52,6 +52,8 @@ EvoLFQImpl::EvoLFQImpl(torch::nn::AnyModule encoder_, torch::nn::AnyModule decod
 
 void EvoLFQImpl::reset() {
   options.validate();
+  TORCH_CHECK_VALUE(!encoder.is_empty(), "EvoLFQ: expected encoder to be a module, but got none");
+  TORCH_CHECK_VALUE(!decoder.is_empty(), "EvoLFQ: expected decoder to be a module, but got none");
   register_module("encoder", encoder.ptr());
   register_module("decoder", decoder.ptr());
   lfq = register_module("lfq", LFQ(options.lfq()));

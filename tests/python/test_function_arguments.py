@@ -12,7 +12,16 @@ import torch
 from torch import nn
 
 import torchvq
-from torchvq import LFQ, ResidualVQ, VectorQuantize, kmeans, precision_report, recommended, refine
+from torchvq import (
+    LFQ,
+    ResidualVQ,
+    SimVQ,
+    VectorQuantize,
+    kmeans,
+    precision_report,
+    recommended,
+    refine,
+)
 from torchvq.averaging import ema_multi_avg_fn
 
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
@@ -29,6 +38,27 @@ def refined(**options: Any) -> torchvq.Refinement:
 
 def bits_of(given: Any) -> Any:
     return LFQ(dim=4, commitment_loss_weight=0.1).bits_to_codes(given)
+
+
+class Gives(nn.Module):
+    """Gives the same, whatever it gets."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.result
+
+
+class Misspelt(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.wieght * x
+
+
+def optimized(result: Any) -> VectorQuantize:
+    learnt = dict(learnable_codebook=True, ema_update=False)
+    return VectorQuantize(4, 8, in_place_codebook_optimizer=lambda parameters: result, **learnt)
 
 
 WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
@@ -161,6 +191,48 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: bits_of(torch.ones(3)),
         ValueError,
         "LFQ: expected bits to be of 4 on the last axis, but got shape [3]",
+    ),
+    "a bridge that returns nothing": (
+        lambda: VectorQuantize(4, 8, vq_bridge=Gives(None))(X[None]),
+        TypeError,
+        "VectorQuantize: expected the result of vq_bridge to be a tensor, but got NoneType",
+    ),
+    "a function of codes that returns nothing": (
+        lambda: vq()(X[None], codebook_transform_fn=lambda codes: None),
+        TypeError,
+        "VectorQuantize: expected the result of codebook_transform_fn to be a tensor, but got None",
+    ),
+    "a transform that returns two": (
+        lambda: SimVQ(4, 8, codebook_transform=Gives((X, X)))(X[None]),
+        TypeError,
+        "SimVQ: expected the result of codebook_transform to be a tensor, but got tuple",
+    ),
+    "a transform with an error of its own": (
+        lambda: SimVQ(4, 8, codebook_transform=Misspelt())(X[None]),
+        RuntimeError,
+        "SimVQ: codebook_transform raised AttributeError(\"'Misspelt' object has no attribute 'wie",
+    ),
+    "a function of frozen codes that returns nothing": (
+        lambda: SimVQ(4, 8, init_fn=lambda codes: None),
+        TypeError,
+        "SimVQ: expected the result of init_fn to be a tensor, but got NoneType",
+    ),
+    "an activation that returns nothing": (
+        lambda: LFQ(dim=4, commitment_loss_weight=0.1, straight_through_activation=Gives(None))(
+            X[None]
+        ),
+        TypeError,
+        "LFQ: expected the result of straight_through_activation to be a tensor, but got NoneType",
+    ),
+    "no optimizer": (
+        lambda: optimized(None),
+        ValueError,
+        "VectorQuantize: expected in_place_codebook_optimizer to return an optimizer, but got none",
+    ),
+    "no optimizer, but a number": (
+        lambda: optimized(0.1),
+        ValueError,
+        "VectorQuantize: expected in_place_codebook_optimizer to return an optimizer, but got float",
     ),
     "a bit without an axis": (
         lambda: bits_of(torch.tensor(1.0)),

@@ -299,6 +299,45 @@ def test_padding_behind_a_projection_sends_no_gradient_to_it() -> None:
     assert torch.equal(output[:, 3:].isnan(), torch.ones(2, 2, DIM, dtype=torch.bool))
 
 
+# Results that users write to ---------------------------------------------------------------------------------------
+
+TO_THE_CODES = dict(route_gradients_to_input=False, rotation_trick=False)
+LEARNT_CODES = dict(learnable_codebook=True, ema_update=False)
+WRITTEN_RESULTS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "codes": (TO_THE_CODES, {}, True),
+    "cosine codes": (TO_THE_CODES | dict(use_cosine_sim=True), {}, True),
+    "padding": (TO_THE_CODES, dict(mask=torch.ones(2, 5, dtype=torch.bool)), True),
+    "learnt codes": (TO_THE_CODES | LEARNT_CODES, {}, True),
+    "constant input": (LEARNT_CODES, {}, False),
+    "gumbel": (TO_THE_CODES | dict(straight_through=True), {}, True),
+    "transform": (LEARNT_CODES, dict(codebook_transform_fn=shifted), True),
+    "drawn from a transform": (
+        LEARNT_CODES | dict(stochastic_sample_codes=True),
+        dict(codebook_transform_fn=shifted),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRITTEN_RESULTS)
+def test_results_may_be_written_to_before_backward(case: str) -> None:
+    options, call, moves = WRITTEN_RESULTS[case]
+    gradients = []
+    for writes in (False, True):
+        module, x = make(**options), data(2, 5).requires_grad_(moves)
+        quantized, indices, loss = module(x, **call)
+        if writes:
+            quantized *= 2
+            indices += 1
+        else:
+            quantized = quantized * 2
+        (quantized.square().sum() + loss).backward()
+        gradients.append([tensor.grad for tensor in (x, *module.parameters())])
+    for plain, written in zip(*gradients, strict=True):
+        assert (plain is None) == (written is None)
+        assert plain is None or torch.equal(plain, written)
+
+
 # Compiled sizes ------------------------------------------------------------------------------------------------------
 
 

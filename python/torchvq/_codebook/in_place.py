@@ -248,7 +248,11 @@ def keep_optimizer_in_checkpoint(vq: "LatentQuantize | ResidualVQ | VectorQuanti
     the optimizer then keeps the state that it has.
     """
     optimizer = vq.in_place_codebook_optimizer
-    assert optimizer is not None
+    if optimizer is None or not hasattr(optimizer, "param_groups"):
+        got = "none" if optimizer is None else type(optimizer).__name__
+        raise ValueError(
+            f"{type(vq).__name__}: expected in_place_codebook_optimizer to return an optimizer, but got {got}"
+        )
     names = {id(parameter): name for name, parameter in vq.named_parameters()}
     vq.in_place_parameter_names = [
         names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]

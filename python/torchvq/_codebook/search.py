@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torchvq._base.arguments import expect_tensor
 from torchvq._base.ranks import ALONE, Ranks, noise_rng
 from torchvq._base.readable import takes_gradient
 from torchvq._codebook.in_place import (
@@ -99,6 +100,7 @@ def codes_to_search(
     if request.transform is None:
         return stored_codes(codebook, dtype)
     codes = request.transform(_ops.snapshot(codebook.codes()))
+    expect_tensor("VectorQuantize", "the result of codebook_transform_fn", codes)
     heads, (batch, positions) = codebook.num_codebooks, tokens.shape[:2]
     shared = vq.heads // heads
     expected = [heads, batch * shared, positions]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchvq._base.arguments import expect_tensor
 from torchvq._base.options import expect
 from torchvq._base.projection import projects_nothing
 from torchvq._base.random_state import StepRecord, rng_beside
@@ -98,7 +99,9 @@ def step(lfq: "LFQ", x: Tensor, request: Request) -> tuple[Found, list[Tensor]]:
 
 def _activated(lfq: "LFQ", x: Tensor, latents: Tensor, codes: Tensor, request: Request) -> Tensor:
     """The output with the gradient of a user's activation."""
-    codes = _ops.straight_through(lfq.activation(latents), codes)
+    activated = lfq.activation(latents)
+    expect_tensor("LFQ", "the result of straight_through_activation", activated)
+    codes = _ops.straight_through(activated, codes)
     if lfq.orthogonal_rotation:
         codes = _ops.rotate_features(codes, lfq.orthogonal_rot, inverse=True)
     return _ops.restore_tokens(

@@ -23,7 +23,8 @@ struct GumbelStraightThrough : torch::autograd::Function<GumbelStraightThrough> 
     // the copy as well: a compiler computes values that only backward needs in backward, from
     // the overwritten codebook.
     const auto codes = wants_gradient ? ops::snapshot(codebook) : codebook;
-    if (wants_gradient) ctx->save_for_backward({x, codes, indices});
+    // Users may write to the indices that they receive.
+    if (wants_gradient) ctx->save_for_backward({x, codes, indices.clone()});
     ctx->saved_data["temperature"] = temperature;
     ctx->saved_data["metric"] = metric;
     return ops::gumbel_straight_through(x, codes, indices, temperature, metric);

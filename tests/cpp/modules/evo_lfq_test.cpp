@@ -11,8 +11,12 @@
 #include <torchvq/modules/evo_lfq.h>
 #include <torchvq/modules/state_dict.h>
 
+#include "expect_throw.h"
+
 namespace torchvq::evo_lfq_test {
 namespace {
+
+using torchvq::testing::expect_throw_with;
 
 EvoLFQOptions options() {
   return EvoLFQOptions(LFQOptions().dim(8).codebook_size(16).num_codebooks(2).spherical(true))
@@ -119,11 +123,15 @@ TEST(EvoLFQTest, OptionsAndArgumentsAreChecked) {
   EXPECT_THROW(build(options().mutation_rate(1.5)), c10::ValueError);
   EXPECT_THROW(build(options().tournament_size(0)), c10::ValueError);
   EXPECT_THROW(build(options().generations(-1)), c10::ValueError);
+  const torch::nn::AnyModule none, layer(torch::nn::Linear(8, 8));
+  expect_throw_with<c10::ValueError>([&] { EvoLFQ(none, layer, options()); }, "expected encoder");
+  expect_throw_with<c10::ValueError>([&] { EvoLFQ(layer, none, options()); }, "expected decoder");
   auto evo = build();
   EXPECT_THROW(evo->decode_bits(torch::zeros({2, 7})), c10::ValueError);
   EXPECT_THROW(evo->evolve(ones, {}), c10::ValueError);
   const auto population = evo->init_random_population();
   EXPECT_THROW(evo->mutate(population, 2.0), c10::ValueError);
+  expect_throw_with<c10::TypeError>([&] { evo->mutate({}); }, "expected bits to be a tensor");
   EXPECT_THROW(evo->step(population, ones, EvoLFQStepOptions().elitism_count(40)), c10::ValueError);
   const auto scalar = [](const auto& decoded, const auto& /*bits*/) {
     return decoded.sum().view(1);
