@@ -36,8 +36,12 @@ def expect_floating(owner: str, name: str, value: object) -> None:
     if not isinstance(value, Tensor) or not value.is_floating_point():
         got = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"{owner}: expected {name} to be a floating-point tensor, but got {got}")
-    # Operators refuse other layouts as well, but only after the generator has advanced.
-    if value.layout != torch.strided:
+    expect_dense(owner, name, value)
+
+
+def expect_dense(owner: str, name: str, tensor: Tensor) -> None:
+    """Raises TypeError for a sparse or nested tensor, which operators refuse only after a generator has advanced."""
+    if tensor.layout != torch.strided:
         raise TypeError(
-            f"{owner}: expected {name} to be a dense tensor, but got layout {value.layout}"
+            f"{owner}: expected {name} to be a dense tensor, but got layout {tensor.layout}"
         )

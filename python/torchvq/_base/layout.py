@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchvq._base.arguments import expect_floating, expect_tensor
+from torchvq._base.arguments import expect_dense, expect_floating, expect_tensor
 from torchvq._base.integers import as_int64
 from torchvq._base.torch_private import is_jit_traced
 
@@ -18,10 +18,7 @@ def check_mask(owner: str, mask: Tensor, shape: tuple[int, ...] | None = None) -
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"{owner}: expected mask to be bool, but got {got}")
-    if mask.layout != torch.strided:
-        raise TypeError(
-            f"{owner}: expected mask to be a dense tensor, but got layout {mask.layout}"
-        )
+    expect_dense(owner, "mask", mask)
     if shape is not None and mask.shape != shape:
         raise ValueError(
             f"{owner}: expected mask to have shape {list(shape)}, but got {list(mask.shape)}"
