@@ -23,7 +23,7 @@ using OptionalTensor = std::optional<at::Tensor>;
 constexpr int64_t kLatentsPerBlock = 1024;
 
 /// Fewer are done sooner than another thread wakes up.
-constexpr int64_t kValuesPerThread = 32768;
+constexpr int64_t kValuesPerThread = 8192;
 
 int64_t count_blocks(int64_t tokens) { return (tokens + kLatentsPerBlock - 1) / kLatentsPerBlock; }
 
