@@ -53,7 +53,7 @@ class HierarchicalVQ(WideBuffers):
         shared_codebook: one codebook for all scales. Default: True.
         channel_first: features on axis 1, otherwise on the last. Default: True.
         sync_codebook: see ``VectorQuantize``. Default: None.
-        decay: see ``VectorQuantize``; one update per forward, from the tokens of all scales. Default: 0.99.
+        decay: see ``VectorQuantize``; a shared codebook has one update per forward, with ``decay ** Q``. Default: 0.99.
         commitment_weight: see ``VectorQuantize``. Default: 1.
         rotation_trick: see ``VectorQuantize``. Default: False.
         kmeans_init: initialise the codes by k-means on the first training tokens of all scales (of each, without

@@ -10,7 +10,7 @@ from torchvq._base.compat import vqp_compat_of
 from torchvq._base.contained import contained
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, take_out
-from torchvq._base.projection import decoding_dtype
+from torchvq._base.projection import decoding_dtype, projects_nothing
 from torchvq._base.ranks import ranks_of
 from torchvq._residual.calls import shared_ranks, without_codebook_axis
 from torchvq._residual.engine import in_use, only_if, stack_levels
@@ -68,9 +68,10 @@ class ResidualLFQ(ResidualStack):
     Raises:
         ValueError: an option out of range, or options that exclude each other. TypeError: unknown options.
 
-    Gradient: straight-through: that of the output goes to the projected input once, through the activation of the first
-    level, for any number of levels. The losses of every level reach the input, too, divided by the number of levels in
-    use.
+    Gradient: straight-through: that of the output goes to the projected input once, for any number of levels; with
+    ``spherical``, ``soft_clamp_input_value`` or ``straight_through_activation`` the mean over the levels, each through
+    its normalization, clamp and activation. The losses of every level reach the input, too, divided by the
+    number of levels in use.
 
     Distributed: the entropies of all levels cover the tokens of all ranks, with one all-reduce per step; ranks
     drop the same levels; evaluation never communicates.
@@ -120,7 +121,11 @@ class ResidualLFQ(ResidualStack):
             draws=first.frac_per_sample_entropy < 1,
         )
         self.vqp_compat = vqp_compat
-        self.gradient = "summed" if vqp_compat else "estimated"
+        # Where a level normalizes or clamps its input, only a gradient through that keeps latents from growing. An
+        # activation has another slope at each level.
+        bounds = first.spherical or soft_clamp_input_value is not None
+        averages = bounds or not projects_nothing(first.activation)
+        self.gradient = "summed" if vqp_compat else "averaged" if averages else "estimated"
         self.codebook_size = codebook_size
         self.soft_clamp_input_value = soft_clamp_input_value
         self.layers = nn.ModuleList()
@@ -196,7 +201,7 @@ class ResidualLFQ(ResidualStack):
         ranks = ranks_of(level, "ResidualLFQ", self.dim)
         # Losses over ranks, and those of summed gradients, are computed after all levels.
         waits = not ranks.alone or self.gradient == "summed"
-        estimates = level.training and self.gradient == "summed"
+        estimates = level.training and self.gradient != "estimated"
         scores = level.training and not waits
         request = Request(mask, rng, ranks, estimates=estimates, scores=scores)
         found, _ = _lookup_free.step(level, residual, request)

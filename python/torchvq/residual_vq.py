@@ -337,8 +337,11 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         """Whether the gradient of the output is the sum or mean over the levels, not of one estimator for the stack."""
         first = self.levels[0]
         by_codes = first.straight_through and not first.route_gradients_to_input
-        # Each level rotates by its own angle, and normalizes its own input.
-        own = first.use_cosine_sim or (self.num_quantizers > 1 and first.rotation_trick)
+        # Each level rotates by its own angle, normalizes its own input, and simulates its own error; but noise must not
+        # reach the condition of implicit codes, which decoding computes, too.
+        simulates = first.directional_reparam and not self.implicit_neural_codebook
+        several = self.num_quantizers > 1
+        own = first.use_cosine_sim or (several and (first.rotation_trick or simulates))
         return self.training and not self.diveq and (self.vqp_compat or by_codes or own)
 
     @property

@@ -1,6 +1,7 @@
 #include "modules/learn_levels.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -40,7 +41,7 @@ std::vector<const VectorQuantizeImpl*> quantizers_of(const Levels& levels) {
   return quantizers;
 }
 
-Counts learn_alike_levels(const Levels& levels, const Ranks& ranks) {
+Counts learn_alike_levels(const Levels& levels, const Ranks& ranks, int64_t decays) {
   const auto& first = *levels[0].vq->codebook_state;
   const bool ema_update = levels[0].vq->resolved().ema_update;
   if (!first.learns(ema_update)) return Counts(levels.size());
@@ -53,16 +54,17 @@ Counts learn_alike_levels(const Levels& levels, const Ranks& ranks) {
     tokens.push_back(level.tokens);
   }
   auto options = first.learning(ema_update, ranks);
+  options.decay(std::pow(options.decay(), decays));
   return F::learn_codebooks_(states, tokens, options.signature(joined_signature(codebooks)));
 }
 
 /// One exchange for all, or one for each codebook where options differ.
-Counts learn_levels(const Levels& levels, const Ranks& ranks) {
+Counts learn_levels(const Levels& levels, const Ranks& ranks, int64_t decays) {
   if (levels.size() == 1 || learn_alike(quantizers_of(levels))) {
-    return learn_alike_levels(levels, ranks);
+    return learn_alike_levels(levels, ranks, decays);
   }
   Counts counts;
-  for (const auto& level : levels) counts.push_back(learn_alike_levels({level}, ranks)[0]);
+  for (const auto& level : levels) counts.push_back(learn_alike_levels({level}, ranks, decays)[0]);
   return counts;
 }
 
@@ -94,13 +96,13 @@ bool learn_alike(const std::vector<const VectorQuantizeImpl*>& levels) {
   });
 }
 
-Counts learn_together(const Levels& levels, const Ranks& ranks) {
+Counts learn_together(const Levels& levels, const Ranks& ranks, int64_t decays) {
   auto learning = levels;
   if (levels[0].vq->codebook_state->keeps_statistics()) {
     // A step without tokens would be one of those that are kept.
     std::erase_if(learning, [](const LearningLevel& level) { return !level.trains; });
   }
-  const auto found = learning.empty() ? Counts() : learn_levels(learning, ranks);
+  const auto found = learning.empty() ? Counts() : learn_levels(learning, ranks, decays);
   const bool all = learning.size() == levels.size();
   Counts counts;
   auto own = found.begin();

@@ -28,9 +28,10 @@ struct LearningLevel {
 };
 
 /// A training step of codebooks, with one exchange for all if they have the same options. Returns
-/// the tokens per code (H, K) of each, of all ranks; undefined for one that does not learn.
-std::vector<at::Tensor> learn_together(const std::vector<LearningLevel>& levels,
-                                       const Ranks& ranks);
+/// the tokens per code (H, K) of each, of all ranks; undefined for one that does not learn. The
+/// averages decay `decays` times; more than once only those of a single codebook.
+std::vector<at::Tensor> learn_together(const std::vector<LearningLevel>& levels, const Ranks& ranks,
+                                       int64_t decays = 1);
 
 /// A level in use, as the end of a step sees it.
 struct FinishedLevel {

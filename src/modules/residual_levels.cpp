@@ -19,9 +19,12 @@ using OptionalTensor = std::optional<at::Tensor>;
 bool estimates_levels(const ResidualVQImpl& rvq) {
   const auto& first = rvq.options.vq();
   const bool by_codes = first.straight_through() && !first.route_gradients_to_input();
-  // Each level rotates by its own angle, and normalizes its own input.
+  // Each level rotates by its own angle, normalizes its own input, and simulates its own error; but
+  // noise must not reach the condition of implicit codes, which decoding computes, too.
+  const bool simulates = first.directional_reparam() && !rvq.options.implicit_neural_codebook();
+  const bool several = rvq.num_quantizers() > 1;
   const bool own = first.use_cosine_sim() ||
-                   (rvq.num_quantizers() > 1 && rvq.levels[0]->resolved().rotation_trick);
+                   (several && (rvq.levels[0]->resolved().rotation_trick || simulates));
   return rvq.is_training() && !rvq.options.diveq() && (first.vqp_compat() || by_codes || own);
 }
 

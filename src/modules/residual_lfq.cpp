@@ -45,6 +45,15 @@ LFQOptions level_options(const ResidualLFQOptions& options, int64_t level) {
   return own.soft_clamp_input_value(clamp ? std::optional(*clamp * scale) : std::nullopt);
 }
 
+/// Whether the output has the mean of the gradients of the levels. Where a level normalizes or clamps
+/// its input, only a gradient through that keeps latents from growing. An activation has another
+/// slope at each level.
+bool averages_levels(const ResidualLFQOptions& options) {
+  const bool bounds = options.lfq().spherical() || options.soft_clamp_input_value().has_value();
+  const bool activates = !options.lfq().straight_through_activation().is_empty();
+  return (bounds || activates) && !options.vqp_compat();
+}
+
 }  // namespace
 
 ResidualLFQImpl::ResidualLFQImpl(ResidualLFQOptions options_)
@@ -123,7 +132,7 @@ F::LookupFreeOptions ResidualLFQImpl::step_options(size_t level) const {
   const auto group = own.group();
   const bool summed = options.vqp_compat();
   return own.step_options()
-      .estimates(own.is_training() && summed)
+      .estimates(own.is_training() && (summed || averages_levels(options)))
       // Losses over ranks, and those with summed gradients, are computed after all levels.
       .scores(own.is_training() && group.empty() && !summed)
       .ranks({group, label()});
@@ -137,7 +146,7 @@ detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Steps& st
   own.vqp_compat = options.vqp_compat();
   own.project_in = project_in;
   own.project_out = project_out;
-  const bool summed = options.vqp_compat();
+  own.averaged = is_training() && averages_levels(options);
   own.choose = [this, draw, &steps](int64_t index, const at::Tensor& residual,
                                     const OptionalTensor& mask) {
     const auto level = static_cast<size_t>(index);
@@ -146,7 +155,7 @@ detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Steps& st
     steps.push_back(levels.at(level)->step(residual, arguments, step_options(level)));
     return detail::LevelResult{steps.back().quantized, steps.back().indices};
   };
-  if (!summed && is_training()) {
+  if (is_training() && !own.averaged && !options.vqp_compat()) {
     own.estimate = [this](const at::Tensor& inputs, const at::Tensor& total) {
       auto& activation = levels[0]->options.straight_through_activation();
       return ops::straight_through(

@@ -141,7 +141,10 @@ Counts learn_scales(const HierarchicalVQImpl& hvq, const std::vector<Scale>& sca
   }
   const bool any = std::any_of(levels.begin(), levels.end(),
                                [](const LearningLevel& level) { return level.trains; });
-  return any ? learn_together(levels, request.ranks) : Counts(levels.size());
+  // As fast as in the reference, whose averages decay once per scale, dropped ones included.
+  const auto decays =
+      hvq.options.shared_codebook() && !hvq.options.vqp_compat() ? hvq.num_levels() : 1;
+  return any ? learn_together(levels, request.ranks, decays) : Counts(levels.size());
 }
 
 /// Counts the use of codes, for stats(), and advances the step.

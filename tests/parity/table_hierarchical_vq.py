@@ -122,13 +122,14 @@ def forward_of(module, x, **kwargs):
 
 
 def moves_once(build, row):
-    """The averages decay once per forward, whatever the number of scales."""
+    """One update per forward, in which the averages decay once per scale."""
     module = build().train()
     large_codes_without_grad(module)
     before = module.vq._codebook.cluster_size.clone()
     _, scales, _ = forward_of(module, row.input(0))
     counts = torch.stack([torch.bincount(s.flatten(), minlength=CODES) for s in scales]).sum(0)
-    expected = 0.99 * before + 0.01 * counts
+    kept = 0.99 ** len(scales)
+    expected = kept * before + (1 - kept) * counts
     torch.testing.assert_close(module.vq._codebook.cluster_size, expected)
 
 

@@ -158,10 +158,11 @@ def test_absent_scales_add_nothing():
 
 
 def test_one_update_from_the_tokens_of_all_scales():
-    """The update equals that of a VectorQuantize on the tokens of all scales as one batch."""
+    """The update is that of a VectorQuantize on the tokens of all scales as one batch, decayed once per scale."""
     module = build(2, threshold_ema_dead_code=0)
+    decay = 0.99**module.num_levels
     expected = VectorQuantize(
-        DIM, CODES, decay=0.99, rotation_trick=False, threshold_ema_dead_code=0
+        DIM, CODES, decay=decay, rotation_trick=False, threshold_ema_dead_code=0
     )
     expected.codebook = module.vq.codebook
     for step in range(3):
@@ -290,7 +291,8 @@ def test_the_share_of_each_depth():
 @pytest.mark.parametrize("own", [False, True])
 def test_dropped_scales_are_absent(own):
     for seed in range(6):
-        module = build(nested_dropout=1.0, shared_codebook=not own, share_quant_resi=0)
+        options = dict(shared_codebook=not own, share_quant_resi=0)
+        module = build(nested_dropout=1.0, decay=0.25, **options)
         module.levels[0]._codebook.rng[0] = seed
         before = copy.deepcopy(module)
         expected = module.sample_nested_cutoff()
@@ -300,10 +302,9 @@ def test_dropped_scales_are_absent(own):
         kept = found.cutoff + 1
         for n, indices in enumerate(found.indices):
             assert indices.ge(0).all() == (n < kept) == bool(indices.ne(-1).any())
-        # The same as a module without the dropped scales.
-        fewer = build(
-            scales=(1, 2, 4)[:kept], shared_codebook=not own, share_quant_resi=0, decay=0.99
-        )
+        # The same as a module without the dropped scales, but that a shared codebook decays for them, too.
+        decay = 0.25 if own else 0.25 ** (3 / kept)
+        fewer = build(scales=(1, 2, 4)[:kept], decay=decay, **options)
         fewer.load_state_dict(
             {
                 name: value

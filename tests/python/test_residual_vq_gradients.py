@@ -21,7 +21,11 @@ GAIN_CASES = [
     "groups",
 ]
 
-# Stacks whose levels rotate the gradient, or normalize their inputs, each in its own way.
+# Without noise, which differs between the libraries.
+SIMULATED: dict[str, Any] = dict(
+    directional_reparam=True, directional_reparam_variance=1e-30, threshold_ema_dead_code=1e-9
+)
+# Stacks whose levels rotate the gradient, normalize their inputs or simulate their errors, each in its own way.
 AVERAGED: dict[str, dict[str, Any]] = {
     "default": dict(rotation_trick=True),
     "shared": dict(rotation_trick=True, shared_codebook=True),
@@ -29,6 +33,7 @@ AVERAGED: dict[str, dict[str, Any]] = {
     "fraction": dict(rotation_trick=True),
     "cosine": dict(rotation_trick=True, use_cosine_sim=True),
     "cosine, copied": dict(rotation_trick=False, use_cosine_sim=True),
+    "directional": SIMULATED,
 }
 
 
@@ -226,6 +231,21 @@ def test_directional_reparam_of_the_levels_is_that_of_the_stack() -> None:
             quantized.square().sum(), [x] + [v._codebook.embed for v in stack.layers]
         )
         assert all(g.isfinite().all() and g.abs().sum() > 0 for g in gradients)
+
+
+def test_codes_get_the_gradient_of_the_error_that_their_level_simulates() -> None:
+    stack = build("default", **SIMULATED)
+    theirs = vector_quantize_pytorch.ResidualVQ(
+        dim=DIM, codebook_size=CODES, num_quantizers=len(stack.layers), **SIMULATED
+    )
+    theirs.load_state_dict(stack.state_dict(), strict=False)
+    gradients = []
+    for module in (stack, theirs):
+        output = module(data(stack).requires_grad_())[0]
+        codes = [level._codebook.embed for level in module.layers]
+        gradients.append(torch.autograd.grad((output**3).sum(), codes))
+    for ours, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-4)
 
 
 def test_latents_without_a_gradient_get_the_codes_also_without_a_graph() -> None:

@@ -80,7 +80,7 @@ def step_lists(
 
 
 def learn_together(
-    codebooks: Sequence[Codebook], tokens: Sequence[StepTokens], ranks: Ranks
+    codebooks: Sequence[Codebook], tokens: Sequence[StepTokens], ranks: Ranks, *, decays: int = 1
 ) -> list[Tensor | None]:
     """A training step of codebooks, with one exchange for all if they have the same options.
 
@@ -88,6 +88,7 @@ def learn_together(
         codebooks: those beyond ``tokens`` are not in use and contribute no tokens; they are in the message, because its
             layout must not depend on the depth, which may differ between steps.
         tokens: the tokens of each codebook in use.
+        decays: how often the averages decay in this step; more than once only those of a single codebook.
 
     Returns:
         Tokens of this step per code (H, K), of all ranks, for each codebook in use; None if it does not learn.
@@ -100,6 +101,7 @@ def learn_together(
     if not first.learns(first.ema_update):
         return [None] * len(tokens)
     arguments = first.statistics_options(ranks) | first.learning_options(first.ema_update)
+    arguments["decay"] **= decays
     if not ranks.alone:
         arguments["signature"] = joined_signature(codebooks)
     *lists, mask = step_lists(codebooks, tokens)

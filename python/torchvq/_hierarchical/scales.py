@@ -290,12 +290,16 @@ def _learn(
     if codebook.replaying:
         return []
     searched = [scale.result.searched for scale in scales]
+    decays = 1
     if quantizers[-1]._codebook is codebook and len(quantizers) > 1:
+        # As fast as in the reference, whose averages decay once per scale, dropped ones included.
+        decays = len(quantizers)
         quantizers, searched = quantizers[:1], [_together(searched)]
     trained = [trains(vq, request.freezes(vq)) for vq in quantizers]
     if not any(trained):
         return [None] * len(quantizers)
-    return learn_together(*step_of_levels(quantizers, searched, trained), request.ranks)
+    step = step_of_levels(quantizers, searched, trained)
+    return learn_together(*step, request.ranks, decays=decays)
 
 
 def _together(searched: Sequence[SearchedTokens]) -> SearchedTokens:
