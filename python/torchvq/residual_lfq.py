@@ -70,8 +70,8 @@ class ResidualLFQ(ResidualStack):
 
     Gradient: straight-through: that of the output goes to the projected input once, for any number of levels; with
     ``spherical``, ``soft_clamp_input_value`` or ``straight_through_activation`` the mean over the levels, each through
-    its normalization, clamp and activation. The losses of every level reach the input, too, divided by the
-    number of levels in use.
+    its normalization, clamp and activation. The losses of every level reach the input, too, divided by
+    ``Q``. In a step that drops levels the gradient of the output has the weight of the share that is left.
 
     Distributed: the entropies of all levels cover the tokens of all ranks, with one all-reduce per step; ranks
     drop the same levels; evaluation never communicates.

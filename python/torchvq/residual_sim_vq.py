@@ -51,8 +51,9 @@ class ResidualSimVQ(ResidualStack):
         ValueError: an option out of range, or options that exclude each other. TypeError: unknown options.
 
     Gradient: that of one level for any number of levels: copied once, or with ``rotation_trick`` the mean over the
-        levels. The gradients of the losses of every level reach its transform and, divided by the number of levels in
-        use, the input, with the same balance as the sum over the levels has. See docs/design/residual.md.
+        levels. The gradients of the losses of every level reach its transform and, divided by the number of levels,
+        the input, with the same balance as the sum over the levels has. In a step that drops levels the gradient of the
+        output has the weight of the share that is left. See docs/design/residual.md.
 
         Transforms of dropped levels get a gradient of zero.
 

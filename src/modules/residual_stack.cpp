@@ -5,6 +5,8 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <torchvq/ops/straight_through.h>
+
 #include "detail/checks.h"
 #include "functional/residual_walk.h"
 #include "modules/projection.h"
@@ -22,6 +24,14 @@ struct StackWalk {
   std::vector<at::Tensor> codes;  // empty if one operator processed all levels
 };
 
+/// The inputs, as the one estimator of a stack sees them: their gradient is weighted by the share of
+/// the levels in use.
+at::Tensor weighted(const at::Tensor& inputs, int64_t depth, int64_t levels) {
+  if (depth == levels) return inputs;
+  const double share = static_cast<double>(depth) / static_cast<double>(levels);
+  return ops::straight_through(inputs.mul(share), inputs.detach());
+}
+
 StackWalk walk_levels_of(const StackFamily& family, const at::Tensor& inputs,
                          const std::optional<at::Tensor>& mask, int64_t depth) {
   std::vector<at::Tensor> codes, indices;
@@ -30,8 +40,10 @@ StackWalk walk_levels_of(const StackFamily& family, const at::Tensor& inputs,
   gradient.handed_on = family.attached ? 1 : 0;
   // With an estimator over the stack, levels receive gradients only from their losses.
   const bool balances = family.estimate || family.averaged;
+  // By all levels: a step of fewer weighs less, as in the reference, whose gains are the levels in
+  // use.
   auto total =
-      F::walk_levels(balances ? F::balanced(inputs, depth) : inputs, depth, gradient,
+      F::walk_levels(balances ? F::balanced(inputs, family.levels) : inputs, depth, gradient,
                      /*sums_outputs=*/false,
                      [&](int64_t index, const at::Tensor& residual,
                          const F::LevelSums& /*before*/) -> F::WalkedLevel {
@@ -42,7 +54,7 @@ StackWalk walk_levels_of(const StackFamily& family, const at::Tensor& inputs,
                        return {level.codes, level.codes};
                      })
           .codes;
-  if (family.estimate) total = family.estimate(inputs, total);
+  if (family.estimate) total = family.estimate(weighted(inputs, depth, family.levels), total);
   return {total, stack_levels(std::move(indices), family.levels, -1, -1), std::move(codes)};
 }
 

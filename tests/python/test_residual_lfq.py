@@ -50,16 +50,17 @@ def data(shape, scale=0.7, seed=2):
 
 @pytest.mark.parametrize("activation", [None, nn.Tanh()], ids=["", "tanh"])
 @pytest.mark.parametrize("case", ["plain", "spherical", "clamped"])
-def test_the_gradient_goes_through_norm_clamp_and_activation_of_the_levels(case, activation):
-    """Oracle: the reference, whose gradient of the output is the sum over the levels."""
-    options = dict(entropy_loss_weight=0.0)
+@pytest.mark.parametrize("seed", [None, 0, 1, 2, 3], ids=["all levels", "0", "1", "2", "3"])
+def test_the_gradient_goes_through_norm_clamp_and_activation_of_the_levels(case, activation, seed):
+    """Oracle: the reference, whose gradient of the output is the sum over the levels in use."""
+    options = dict(entropy_loss_weight=0.0, quantize_dropout=seed is not None)
     if activation is not None:
         options["straight_through_activation"] = activation
     theirs = vector_quantize_pytorch.ResidualLFQ(**BASE, **CASES[case], **options)
     gradients = []
     for module in (build(case, **options), theirs):
         x = data((2, 5, 4)).requires_grad_()
-        output, _, losses = module(x)
+        output, _, losses = module(x, rand_quantize_dropout_fixed_seed=seed)
         loss = (output**3).sum() + 20 * losses.sum()
         gradients.append(torch.autograd.grad(loss, x)[0])
     torch.testing.assert_close(gradients[0] * BASE["num_quantizers"], gradients[1])

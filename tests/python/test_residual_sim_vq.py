@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import vector_quantize_pytorch
 from torch import Tensor
 
 from torchvq import ResidualSimVQ, SimVQ
@@ -35,6 +36,30 @@ def data(*shape: int, seed: int = 2) -> Tensor:
 def sized(stack: ResidualSimVQ, *positions: int) -> Tensor:
     x = data(2, *positions, DIM)
     return x.movedim(-1, 1) if stack.channel_first and x.dim() > 2 else x
+
+
+@pytest.mark.parametrize("rotation_trick", [True, False])
+def test_the_gradient_over_the_levels_as_in_the_reference(rotation_trick):
+    """Its gradients of the levels in use add up; those of the stack are that sum over all levels."""
+    ours = build("dropout", rotation_trick=rotation_trick)
+    theirs = vector_quantize_pytorch.ResidualSimVQ(
+        dim=DIM,
+        codebook_size=CODES,
+        num_quantizers=LEVELS,
+        rotation_trick=rotation_trick,
+        quantize_dropout=True,
+    )
+    theirs.load_state_dict(ours.state_dict(), strict=False)
+    depths = set()
+    for seed in range(8):
+        gradients = []
+        for module in (ours, theirs):
+            x = data(2, 5, DIM).requires_grad_()
+            output, indices, losses = module(x, rand_quantize_dropout_fixed_seed=seed)
+            gradients.append(torch.autograd.grad((output**3).sum() + 20 * losses.sum(), x)[0])
+        depths.add(int(indices[0, 0].ne(-1).sum()))
+        torch.testing.assert_close(gradients[0] * LEVELS, gradients[1], rtol=1e-4, atol=1e-4)
+    assert len(depths) > 1
 
 
 @pytest.mark.parametrize("positions", [(), (5,), (3, 4)], ids=str)

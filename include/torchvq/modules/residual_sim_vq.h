@@ -56,8 +56,9 @@ class TORCHVQ_API ResidualSimVQImpl : public KeptBuffers<ResidualSimVQImpl> {
   /// Quantizes x: (B, *, dim) with any number of position axes; with channel_first (B, dim, *).
   ///
   /// Gradient     one estimator between the input and the sum of the codes; the gradients of the
-  ///              losses reach the transforms and, divided by the number of levels in use, the
-  ///              input (docs/design/residual.md).
+  ///              losses reach the transforms and, divided by the number of levels, the input. In a
+  ///              step that drops levels the output's has the weight of the share that is left
+  ///              (docs/design/residual.md).
   /// Non-finite   a token with NaN or infinity gives NaN and index 0.
   /// Distributed  before the first training step ranks take rank 0's frozen codes; they drop the
   ///              same levels; evaluation never communicates.

@@ -49,7 +49,7 @@ struct TORCHVQ_API ResidualLFQOptions {
   /// Bounds the latents of level n to +- value * 2^-n; at least 1. Default: none.
   TORCH_ARG(std::optional<double>, soft_clamp_input_value);
   /// Behave as vector-quantize-pytorch: its gradient, whose gain is the number of levels, with the
-  /// losses at full weight instead of divided by the levels in use, and its entropies (see
+  /// losses at full weight instead of divided by it, and its entropies (see
   /// LFQOptions). Default: set by TORCHVQ_COMPAT.
   TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
   /// Options of every level: weights of the losses, frac_per_sample_entropy (the same tokens for

@@ -67,6 +67,17 @@ def balanced(inputs: Tensor, depth: int | Tensor, handed_on: float = 1.0) -> Ten
     return cast(Tensor, _ops.straight_through(inputs * (1 / gain), inputs.detach()))
 
 
+def weighted(inputs: Tensor, depth: int | Tensor, levels: int) -> Tensor:
+    """The inputs of a stack, as its one estimator sees them: with the share of levels in use as weight of the gradient.
+
+    In the reference, whose levels add up, a step of few levels moves the encoder less. With equal weights, steps that
+    drop nearly all levels disturb the others (docs/design/residual.md).
+    """
+    if isinstance(depth, int) and depth == levels:
+        return inputs
+    return cast(Tensor, _ops.straight_through(inputs * (depth / levels), inputs.detach()))
+
+
 def _gain_of_levels(depth: int | Tensor, handed_on: float) -> float | Tensor:
     """``sum(handed_on**n)`` over the levels in use."""
     if isinstance(depth, int):

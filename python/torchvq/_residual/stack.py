@@ -31,6 +31,7 @@ from torchvq._residual.engine import (
     restored_output,
     stack_levels,
     walk,
+    weighted,
 )
 
 _ops = torch.ops.torchvq
@@ -264,10 +265,11 @@ class ResidualStack(RandomState):
             return level, WalkedLevel(level.codes, output)
 
         balances = self.training and self.gradient in ("averaged", "estimated")
-        compared = balanced(inputs, depth) if balances else inputs
+        # By all levels: a step of fewer weighs less, as in the reference, whose gains are the levels in use.
+        compared = balanced(inputs, self.num_quantizers) if balances else inputs
         total, levels = walk(compared, levels_to_walk(depth, self.num_quantizers), choose)
         if self.gradient == "estimated":
-            total = self.estimate(inputs, total)
+            total = self.estimate(weighted(inputs, depth, self.num_quantizers), total)
         # Dropped levels have index -1 and codes of zeros.
         every = self.num_quantizers
         indices = stack_levels([level.indices for level in levels], every, missing=-1, dim=-1)
