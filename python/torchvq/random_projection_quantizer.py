@@ -1,6 +1,5 @@
 """RandomProjectionQuantizer: targets for masked prediction from a quantizer that is not trained."""
 
-import math
 from typing import Any, cast
 
 import torch
@@ -118,10 +117,10 @@ class RandomProjectionQuantizer(WideBuffers):
             channel_last=layout.get("channel_last", True),
         )
         with wide_default():
-            projections = _ops.random_projections(num_codebooks, dim, codebook_dim)
-        if self.vqp_compat:
-            # Xavier's rule for all projections as one tensor. Beside the biases of several codebooks their size counts.
-            projections *= math.sqrt((dim + codebook_dim) / (codebook_dim * (dim + num_codebooks)))
+            # Beside the biases of several codebooks, which the switch restores, the size of projections counts.
+            projections = _ops.random_projections(
+                num_codebooks, dim, codebook_dim, vqp_compat=self.vqp_compat
+            )
         self.register_buffer("rand_projs", to_default_device(projections))
         self.vq = VectorQuantize(
             dim=codebook_dim * num_codebooks,

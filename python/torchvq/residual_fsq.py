@@ -203,13 +203,14 @@ class ResidualFSQ(ResidualStack):
     def encode_at_once(self, inputs: Tensor, depth: int | Tensor) -> tuple[Tensor, Tensor] | None:
         if self.gradient != "attached" or not isinstance(depth, int):
             return None
-        if any(is_replaced(level, STEPS) or self._is_noisy(level) for level in self.quantizers):
-            return None
         # The options of a level may be set apart.
-        if any(level.orthogonal_rotation for level in self.quantizers):
+        levels = self.quantizers
+        if any(level.orthogonal_rotation or self._is_noisy(level) for level in levels):
             return None
-        bound = self.quantizers[0].bound_name
-        if bound not in _BOUNDS or any(level.bound_name != bound for level in self.quantizers):
+        bound = levels[0].bound_name
+        if bound not in _BOUNDS or any(level.bound_name != bound for level in levels):
+            return None
+        if any(is_replaced(level, STEPS) for level in levels):
             return None
         quantized, indices = _ops.residual_scalar_quantize(
             inputs, self.levels, self.scales[:depth], bound=bound

@@ -32,10 +32,11 @@ at::Tensor random_projection(const at::Tensor& x, const at::Tensor& projections,
   return wide.matmul(projections.to(dtype).transpose(0, 1).flatten(1));
 }
 
-at::Tensor random_projections(int64_t codebooks, int64_t dim, int64_t codebook_dim) {
+at::Tensor random_projections(int64_t codebooks, int64_t dim, int64_t codebook_dim,
+                              bool vqp_compat) {
   const at::NoGradGuard no_grad;
-  const auto scale = std::sqrt(2.0 / static_cast<double>(dim + codebook_dim));
-  return at::randn({codebooks, dim, codebook_dim}) * scale;
+  const auto fans = vqp_compat ? codebook_dim * (dim + codebooks) : dim + codebook_dim;
+  return at::randn({codebooks, dim, codebook_dim}) * std::sqrt(2.0 / static_cast<double>(fans));
 }
 
 }  // namespace torchvq::functional
@@ -43,6 +44,8 @@ at::Tensor random_projections(int64_t codebooks, int64_t dim, int64_t codebook_d
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def("random_projection(Tensor x, Tensor projections, bool norm=True) -> Tensor",
         TORCH_FN(torchvq::functional::random_projection));
-  m.def("random_projections(int codebooks, int dim, int codebook_dim) -> Tensor",
-        TORCH_FN(torchvq::functional::random_projections));
+  m.def(
+      "random_projections(int codebooks, int dim, int codebook_dim, bool vqp_compat=False) "
+      "-> Tensor",
+      TORCH_FN(torchvq::functional::random_projections));
 }

@@ -1,6 +1,5 @@
 #include <torchvq/modules/random_projection_quantizer.h>
 
-#include <cmath>
 #include <ostream>
 
 #include <torchvq/functional/losses.h>
@@ -28,15 +27,11 @@ RandomProjectionQuantizerImpl::RandomProjectionQuantizerImpl(
 void RandomProjectionQuantizerImpl::reset() {
   options.validate();
   const auto codebooks = options.num_codebooks();
+  // Beside the biases of several codebooks, which the switch restores, the size of projections
+  // counts.
   rand_projs = register_buffer(
-      "rand_projs", F::random_projections(codebooks, options.dim(), options.codebook_dim()));
-  if (options.vqp_compat()) {
-    // Xavier's rule for all projections as one tensor. Beside the biases of several codebooks their
-    // size counts.
-    const auto dim = static_cast<double>(options.dim());
-    const auto inner = static_cast<double>(options.codebook_dim());
-    rand_projs.mul_(std::sqrt((dim + inner) / (inner * (dim + static_cast<double>(codebooks)))));
-  }
+      "rand_projs", F::random_projections(codebooks, options.dim(), options.codebook_dim(),
+                                          options.vqp_compat()));
   vq =
       register_module("vq", VectorQuantize(VectorQuantizeOptions(options.codebook_dim() * codebooks)
                                                .codebook_size(options.codebook_size())

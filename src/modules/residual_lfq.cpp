@@ -45,9 +45,9 @@ LFQOptions level_options(const ResidualLFQOptions& options, int64_t level) {
   return own.soft_clamp_input_value(clamp ? std::optional(*clamp * scale) : std::nullopt);
 }
 
-/// Whether the output has the mean of the gradients of the levels. Where a level normalizes or clamps
-/// its input, only a gradient through that keeps latents from growing. An activation has another
-/// slope at each level.
+/// Whether the output has the mean of the gradients of the levels. Where a level normalizes or
+/// clamps its input, only a gradient through that keeps latents from growing. An activation has
+/// another slope at each level.
 bool averages_levels(const ResidualLFQOptions& options) {
   const bool bounds = options.lfq().spherical() || options.soft_clamp_input_value().has_value();
   const bool activates = !options.lfq().straight_through_activation().is_empty();

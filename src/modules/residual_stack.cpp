@@ -24,8 +24,8 @@ struct StackWalk {
   std::vector<at::Tensor> codes;  // empty if one operator processed all levels
 };
 
-/// The inputs, as the one estimator of a stack sees them: their gradient is weighted by the share of
-/// the levels in use.
+/// The inputs, as the one estimator of a stack sees them: their gradient is weighted by the share
+/// of the levels in use.
 at::Tensor weighted(const at::Tensor& inputs, int64_t depth, int64_t levels) {
   if (depth == levels) return inputs;
   const double share = static_cast<double>(depth) / static_cast<double>(levels);

@@ -28,7 +28,9 @@ TORCHVQ_API at::Tensor random_projection(const at::Tensor& x, const at::Tensor& 
                                          bool norm = true);
 
 /// Random projections (C, D, E), float32, from torch's generator: normal with the variance
-/// 2 / (D + E) of Xavier's rule, as in the paper.
-TORCHVQ_API at::Tensor random_projections(int64_t codebooks, int64_t dim, int64_t codebook_dim);
+/// 2 / (D + E) of Xavier's rule, as in the paper; with `vqp_compat` that of the rule for all
+/// projections as one tensor, 2 / (E (D + C)), as in vector-quantize-pytorch.
+TORCHVQ_API at::Tensor random_projections(int64_t codebooks, int64_t dim, int64_t codebook_dim,
+                                          bool vqp_compat = false);
 
 }  // namespace torchvq::functional

@@ -95,7 +95,8 @@ struct TORCHVQ_API HierarchicalVQOptions {
   // The codebook: see VectorQuantizeOptions
   // -----------------------------------------------------------------------------------------------
 
-  /// A shared codebook has one update per forward, with this to the power of the scales. Default: 0.99.
+  /// A shared codebook has one update per forward, with this to the power of the scales.
+  /// Default: 0.99.
   TORCH_ARG(double, decay) = 0.99;
   /// Default: 1.
   TORCH_ARG(double, commitment_weight) = 1.0;
