@@ -216,8 +216,7 @@ set(TORCHVQ_SOURCES
   ops/any/prepare_codes.cpp
   ops/any/projected_residual_encode.cpp
   ops/any/quantize_and_commit.cpp
-  ops/any/random_normal.cpp
-  ops/any/random_uniform.cpp
+  ops/any/random_numbers.cpp
   ops/any/replace_dead_codes_.cpp
   ops/any/replace_with_candidates_.cpp
   ops/any/resample_scale.cpp
@@ -326,8 +325,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/prepare_codes.cpp
   ops/cpu/projected_residual_encode.cpp
   ops/cpu/quantize_and_commit.cpp
-  ops/cpu/random_normal.cpp
-  ops/cpu/random_uniform.cpp
+  ops/cpu/random_numbers.cpp
   ops/cpu/replace_dead_codes_.cpp
   ops/cpu/replace_with_candidates_.cpp
   ops/cpu/resample_scale.cpp
@@ -389,8 +387,7 @@ set(TORCHVQ_SOURCES
   ops/meta/prepare_codes.cpp
   ops/meta/projected_residual_encode.cpp
   ops/meta/quantize_and_commit.cpp
-  ops/meta/random_normal.cpp
-  ops/meta/random_uniform.cpp
+  ops/meta/random_numbers.cpp
   ops/meta/replace_dead_codes_.cpp
   ops/meta/replace_with_candidates_.cpp
   ops/meta/resample_scale.cpp
@@ -424,8 +421,7 @@ set(TORCHVQ_SOURCES
   ops/prepare_codes.cpp
   ops/projected_residual_encode.cpp
   ops/quantize_and_commit.cpp
-  ops/random_normal.cpp
-  ops/random_uniform.cpp
+  ops/random_numbers.cpp
   ops/replace_dead_codes_.cpp
   ops/replace_with_candidates_.cpp
   ops/resample_scale.cpp

@@ -10,8 +10,7 @@ from torch import Tensor
 import torchvq._library  # noqa: F401  (registers the operators)
 from torchvq._base.operators import (  # noqa: F401  (random numbers, estimators)
     directional_reparam,
-    random_normal,
-    random_uniform,
+    random_numbers,
     rotation_trick,
     straight_through,
     sync_update_v,

@@ -13,7 +13,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
-#include <torchvq/ops/random_normal.h>
+#include <torchvq/ops/random_numbers.h>
 #include <torchvq/ops/scalar_quantize.h>
 
 #include <algorithm>
@@ -91,8 +91,8 @@ at::Tensor signs_of(const at::Tensor& z) { return z.gt(0).to(at::kDouble).mul_(2
 at::Tensor rotation_for_signs(const at::Tensor& y, int64_t seed) {
   const auto features = y.size(1);
   const auto rng = at::tensor({seed, int64_t{1}}, at::kLong);
-  const auto noise =
-      ops::random_normal(rng, RandomPurpose::kKmeansSeeding, {features, features}, at::kDouble);
+  const auto noise = ops::random_numbers(rng, RandomPurpose::kKmeansSeeding, Distribution::kNormal,
+                                         {features, features}, at::kDouble);
   auto rotation = std::get<0>(at::linalg_qr(noise));
   for (int64_t i = 0; i < kRotations; ++i) {
     const auto projected = y.mm(rotation);

@@ -2,7 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
-#include <torchvq/ops/random_uniform.h>
+#include <torchvq/ops/random_numbers.h>
 
 #include <algorithm>
 
@@ -17,7 +17,8 @@ int64_t begin_of(int64_t i, int64_t rows, int64_t parts) {
 }  // namespace
 
 SampledRows::SampledRows(int64_t rows, int64_t size, const at::Tensor& rng) {
-  const auto draws = ops::random_uniform(rng, RandomPurpose::kKmeansSeeding, {size}, at::kDouble);
+  const auto draws = ops::random_numbers(rng, RandomPurpose::kKmeansSeeding, Distribution::kUniform,
+                                         {size}, at::kDouble);
   const auto* draw = draws.const_data_ptr<double>();
   rows_.reserve(static_cast<size_t>(size));
   for (int64_t i = 0; i < size; ++i) {

@@ -9,7 +9,7 @@
 namespace torchvq::fit {
 
 /// `size` of `rows` rows: one from each of `size` equal intervals, drawn with `rng` (as in
-/// random_uniform()). Such a sample also covers sorted files.
+/// random_numbers()). Such a sample also covers sorted files.
 class SampledRows {
  public:
   SampledRows(int64_t rows, int64_t size, const at::Tensor& rng);

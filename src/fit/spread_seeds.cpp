@@ -7,7 +7,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 #include <torchvq/ops/nearest_code.h>
-#include <torchvq/ops/random_uniform.h>
+#include <torchvq/ops/random_numbers.h>
 
 #include <algorithm>
 #include <limits>
@@ -20,8 +20,8 @@ constexpr int64_t kBatchFraction = 8;
 // Draws `count` rows without repetition, row n with a probability that grows with weight[n]
 // (Efraimidis, Spirakis 2006). Rows of weight 0 come last, also in random order.
 at::Tensor draw(const at::Tensor& weights, int64_t count, const at::Tensor& rng) {
-  const auto uniform =
-      ops::random_uniform(rng, RandomPurpose::kKmeansSeeding, {weights.size(0)}, at::kDouble);
+  const auto uniform = ops::random_numbers(rng, RandomPurpose::kKmeansSeeding,
+                                           Distribution::kUniform, {weights.size(0)}, at::kDouble);
   const auto keys = uniform.log() / weights.to(at::kDouble).clamp_min(1e-300);
   return keys.argsort(/*stable=*/true, 0, /*descending=*/true).narrow(0, 0, count);
 }

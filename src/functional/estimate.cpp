@@ -10,7 +10,7 @@
 
 #include <torchvq/functional/vqp_compat.h>
 #include <torchvq/ops/directional_reparam.h>
-#include <torchvq/ops/random_normal.h>
+#include <torchvq/ops/random_numbers.h>
 #include <torchvq/ops/rotation_trick.h>
 #include <torchvq/ops/straight_through.h>
 #include <torchvq/ops/sync_update_v.h>
@@ -38,8 +38,8 @@ at::Tensor by_name(const at::Tensor& x, const at::Tensor& codes, const at::Tenso
   if (name == "vqp_rotation_trick") {
     return vqp_rotation_trick(x, codes);
   }
-  const auto noise =
-      ops::random_normal(rng, RandomPurpose::kDirectionalReparam, x.sym_sizes(), x.scalar_type());
+  const auto noise = ops::random_numbers(rng, RandomPurpose::kDirectionalReparam,
+                                         Distribution::kNormal, x.sym_sizes(), x.scalar_type());
   return ops::directional_reparam(x, codes, noise, options.variance());
 }
 

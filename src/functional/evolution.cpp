@@ -8,7 +8,7 @@
 #include <ATen/ops/where.h>
 #include <torch/library.h>
 
-#include <torchvq/ops/random_uniform.h>
+#include <torchvq/ops/random_numbers.h>
 #include <torchvq/ops/sign_quantize.h>
 
 #include "detail/checks.h"
@@ -19,7 +19,7 @@ namespace {
 
 // Sizes are symbolic throughout, so that one compiled graph serves populations of any size.
 at::Tensor uniform(const at::Tensor& rng, c10::SymIntArrayRef size) {
-  return ops::random_uniform(rng, RandomPurpose::kEvolution, size);
+  return ops::random_numbers(rng, RandomPurpose::kEvolution, Distribution::kUniform, size);
 }
 
 /// Uniform numbers lie strictly inside (0, 1), so rates 0 and 1 mean never and always.

@@ -3,7 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/tensor.h>
 
-#include <torchvq/ops/random_normal.h>
+#include <torchvq/ops/random_numbers.h>
 
 #include "functional/on_one_thread.h"
 
@@ -20,8 +20,8 @@ at::Tensor with_noise(const at::Tensor& codebook, const NoiseOfCodes& noise, int
   const auto rng = at::tensor({noise.seed, noise.step}, at::kLong);
   const auto codes = codebook.to(at::kDouble);
   const auto width = spread_of(codes).clamp_max(noise.widest) * noise.scale;
-  const auto drawn =
-      ops::random_normal(rng, RandomPurpose::kNoise, codebook.sym_sizes(), at::kDouble, stream);
+  const auto drawn = ops::random_numbers(rng, RandomPurpose::kNoise, Distribution::kNormal,
+                                         codebook.sym_sizes(), at::kDouble, stream);
   return (codes + width * drawn).to(at::kFloat).contiguous();
 }
 

@@ -8,7 +8,7 @@
 
 #include <torch/library.h>
 
-#include <torchvq/ops/random_uniform.h>
+#include <torchvq/ops/random_numbers.h>
 
 namespace torchvq::functional {
 namespace {
@@ -84,8 +84,8 @@ int64_t round_up(int64_t depth, const DepthRule& rule) {
 /// drawn_depth() as a 0-d int64 tensor, for devices that would have to be waited for.
 at::Tensor depth_of_step(const at::Tensor& rng, const DepthRule& rule) {
   check_rule(rule);
-  const auto uniform =
-      ops::random_uniform(rng, RandomPurpose::kQuantizeDropout, {1}, at::kDouble)[0];
+  const auto uniform = ops::random_numbers(rng, RandomPurpose::kQuantizeDropout,
+                                           Distribution::kUniform, {1}, at::kDouble)[0];
   const auto range = static_cast<double>(rule.levels - rule.cutoff_index);
   const auto depth = uniform.mul(range).to(at::kLong).add(rule.cutoff_index + 1);
   const auto multiple = rule.multiple_of;

@@ -11,7 +11,7 @@
 #include <ATen/ops/where.h>
 #include <torch/library.h>
 
-#include <torchvq/ops/random_uniform.h>
+#include <torchvq/ops/random_numbers.h>
 #include <torchvq/ops/resample_scale.h>
 
 #include "detail/checks.h"
@@ -118,7 +118,8 @@ at::Tensor spread_scale(const at::Tensor& tokens, at::IntArrayRef size, c10::Sym
 }
 
 at::Tensor drawn_scales(const at::Tensor& rng, int64_t scales, double dropout, int64_t min_scales) {
-  const auto uniform = ops::random_uniform(rng, RandomPurpose::kQuantizeDropout, {2}, at::kDouble);
+  const auto uniform = ops::random_numbers(rng, RandomPurpose::kQuantizeDropout,
+                                           Distribution::kUniform, {2}, at::kDouble);
   const auto fewer = std::max<int64_t>(scales - min_scales, 0);
   const auto kept = uniform[1].mul(static_cast<double>(fewer)).to(at::kLong).add(min_scales);
   const auto drops = fewer > 0 ? uniform[0].lt(dropout) : uniform[0].lt(0);

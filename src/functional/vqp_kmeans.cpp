@@ -13,7 +13,7 @@
 
 #include <torchvq/functional/vqp_compat.h>
 #include <torchvq/ops/nearest_code.h>
-#include <torchvq/ops/random_uniform.h>
+#include <torchvq/ops/random_numbers.h>
 #include <torchvq/ops/unit_vectors.h>
 
 #include "detail/precision.h"
@@ -28,8 +28,8 @@ using Clusters = std::pair<at::Tensor, at::Tensor>;
 /// of them, with repetition.
 at::Tensor seeds(const at::Tensor& counted, int64_t codes, const at::Tensor& rng, int64_t head) {
   const auto draw = [&](c10::SymInt size, int64_t stream) {
-    return ops::random_uniform(rng, RandomPurpose::kKmeansSeeding, {std::move(size)}, at::kDouble,
-                               2 * head + stream);
+    return ops::random_numbers(rng, RandomPurpose::kKmeansSeeding, Distribution::kUniform,
+                               {std::move(size)}, at::kDouble, 2 * head + stream);
   };
   const auto order = at::where(counted, draw(counted.sym_size(0), 0), 2.0).argsort();
   const auto count = counted.sum();

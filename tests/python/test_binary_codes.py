@@ -29,7 +29,7 @@ def soft(logits, temperature=1.0):
 
 
 def uniform(rng, shape):
-    return ops.random_uniform(rng, 4, shape, dtype=torch.float64)
+    return ops.random_numbers(rng, 4, shape, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

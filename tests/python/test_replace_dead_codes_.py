@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_random_uniform import MASK, expected_uniform
+from test_random_numbers import MASK, expected_uniform
 from torch import Tensor
 
 from support import any_path

@@ -45,7 +45,7 @@ def test_scalar_perturb_levels_are_the_bins(cdf, dtype, generator):
 def test_scalar_perturb_noise_and_gradient(cdf, form, generator):
     x = torch.randn(4, 300, 3, generator=generator).double().requires_grad_()
     codes, *_, acceptance = ops.scalar_perturb(x, LEVELS, RNG, cdf=cdf, form=form)
-    noise = ops.random_uniform(RNG, 6, x.shape).double() - 0.5
+    noise = ops.random_numbers(RNG, 6, x.shape).double() - 0.5
     twin = x.detach().requires_grad_()
     u = CDFS[cdf](twin)
     moved = u + noise / torch.tensor(LEVELS)

@@ -79,7 +79,7 @@ def test_estimators_by_name(generator):
     x, codes, _ = make_tokens(generator)
     rng = torch.tensor([3, 4])
     # RandomPurpose::kDirectionalReparam
-    noise = ops.random_normal(rng, 8, list(x.shape), dtype=x.dtype)
+    noise = ops.random_numbers(rng, 8, list(x.shape), normal=True, dtype=x.dtype)
     estimators = {
         "none": lambda x, codes: codes,
         "straight_through": ops.straight_through,

@@ -16,7 +16,7 @@ namespace torchvq::ops {
 /// Paper        Fleuret 2025, The Free Transformer, arXiv:2510.17558, section 3.4
 ///
 /// @param logits       (*, H), floating point, H in [1, 30].
-/// @param rng          (2,), int64, see random_uniform.h; empty: no randomness.
+/// @param rng          (2,), int64, see random_numbers.h; empty: no randomness.
 /// @param temperature  finite, 0 or more; 0 gives the same as no rng.
 /// @param mask         (*), bool, true for real tokens. The draws of a token depend on the number
 ///                     of real tokens before it, so that padding changes nothing.

@@ -25,7 +25,7 @@ namespace torchvq::ops {
 ///
 /// @param x         (H, N, D), floating point, any strides.
 /// @param codes     (H, N, D), floating point; its dtype may differ from that of x.
-/// @param noise     (H, N, D), floating point: standard normal numbers, see random_normal().
+/// @param noise     (H, N, D), floating point: standard normal numbers, see random_numbers().
 /// @param variance  of the noise, per feature; finite and non-negative.
 /// @return          (H, N, D), dtype of x.
 ///

@@ -40,7 +40,7 @@ struct PerturbResult {
 ///
 /// @param x              (*, D), floating point, D the number of levels.
 /// @param levels         each in [2, 65536]; product at most 2^62.
-/// @param rng            (2,), int64, see random_uniform.h; empty: quantize everything.
+/// @param rng            (2,), int64, see random_numbers.h; empty: quantize everything.
 /// @param quantize_rate  in [0, 1].
 /// @param mask           (*), bool, true for real tokens. The draws of a token depend on the number
 ///                       of real tokens before it, so that padding changes nothing.

@@ -10,35 +10,23 @@ from torch import Tensor
 import torchvq._library  # noqa: F401  (registers the operators)
 
 
-def random_uniform(
+def random_numbers(
     rng: Tensor,
     purpose: int,
     size: Sequence[int],
     *,
+    normal: bool = False,
     dtype: torch.dtype | None = None,
     stream: int = 0,
 ) -> Tensor:
-    """Uniform numbers inside (0, 1) from the counter-based generator.
+    """Random numbers from the counter-based generator: uniform inside (0, 1), or standard normal (Box and Muller 1958).
 
     ``rng`` is int64 of shape (2,), ``(seed, step)``; ``purpose`` and ``stream`` separate draws of one step.
-    The same bits on every device; torch's generator is not used.
+    The same bits on every device (normal numbers: with IEEE float64 arithmetic); torch's generator is not used.
     """
-    return torch.ops.torchvq.random_uniform(rng, purpose, size, dtype=dtype, stream=stream)
-
-
-def random_normal(
-    rng: Tensor,
-    purpose: int,
-    size: Sequence[int],
-    *,
-    dtype: torch.dtype | None = None,
-    stream: int = 0,
-) -> Tensor:
-    """Standard normal numbers from the counter-based generator (Box and Muller 1958).
-
-    Arguments as for :func:`random_uniform`. The same bits on every device with IEEE float64 arithmetic.
-    """
-    return torch.ops.torchvq.random_normal(rng, purpose, size, dtype=dtype, stream=stream)
+    return torch.ops.torchvq.random_numbers(
+        rng, purpose, size, normal=normal, dtype=dtype, stream=stream
+    )
 
 
 def straight_through(x: Tensor, codes: Tensor) -> Tensor:
