@@ -83,10 +83,10 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
 
     Gradient: one estimator between latent and sum of codes. Several levels are straight-through by default, so the
     gain is 1; ``rotation_trick=True``, the default of a single level and with ``use_cosine_sim=True``, gives the mean
-    over levels, each of which rotates. The gradient of the
-    losses to the encoder is divided by the number of levels in use (with ``quant_grad_frac`` f by ``sum (1 - f)**n``).
-    In the reference, with one estimator per level, the gradient of the output is larger by this factor, so the balance
-    of both is the same. The values of the losses and the gradients of codes are not divided.
+    over levels, each of which rotates, and so does ``directional_reparam=True``, with which each simulates its error.
+    The gradient of the losses to the encoder is divided by the number of levels in use (with ``quant_grad_frac`` f by
+    ``sum (1 - f)**n``). In the reference, with one estimator per level, the gradient of the output is larger by this
+    factor, so the balance of both is the same. The values of the losses and the gradients of codes are not divided.
 
     Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``; ``vqp_compat=True`` restores
     its gradient (one estimator per level, gain Q), its Q updates of a shared codebook, and the other differences marked

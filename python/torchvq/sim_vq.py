@@ -16,7 +16,7 @@ from torchvq._base.own_handle import OwnHandle
 from torchvq._base.projection import in_dtype_of
 from torchvq._base.ranks import Ranks, group_name, ranks_of
 from torchvq._base.replaced import is_replaced, methods_of
-from torchvq._base.torch_private import is_observed_itself
+from torchvq._base.torch_private import is_jit_traced, is_observed_itself
 from torchvq._base.wide_buffers import HALF, WideBuffers, wide_dtype, widened
 from torchvq.outputs import QuantizeOutput
 
@@ -273,7 +273,7 @@ class SimVQ(OwnHandle, WideBuffers):
             )
         # Nothing is drawn.
         rng = torch.zeros(2, dtype=torch.long, device=tokens.device)
-        return SimSearchResult(
+        found = SimSearchResult(
             *_ops.quantize(
                 tokens,
                 self.codes_for(tokens.dtype),
@@ -283,6 +283,9 @@ class SimVQ(OwnHandle, WideBuffers):
                 chosen=chosen,
             )
         )
+        if estimator == "none" and is_jit_traced():
+            return found._replace(quantized=found.codes)  # see is_jit_traced()
+        return found
 
     def loss_of(self, found: SimSearchResult, mask: Tensor | None) -> Tensor:
         """Both halves of the loss, weighted."""

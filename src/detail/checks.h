@@ -14,8 +14,11 @@ inline void check_defined(const char* op, const char* name, const at::Tensor& te
                    " to be a tensor, but got an undefined one");
 }
 
-/// Kernels read rows, which sparse and MKL-DNN tensors do not have.
+/// Kernels read rows, which sparse, MKL-DNN and nested tensors do not have. Nested ones may have the
+/// layout of dense ones.
 inline void check_strided(const char* op, const char* name, const at::Tensor& tensor) {
+  TORCH_CHECK_TYPE(!tensor.is_nested(), op, ": expected ", name,
+                   " to be a dense tensor, but got a nested one");
   TORCH_CHECK_TYPE(tensor.layout() == at::kStrided, op, ": expected ", name,
                    " to be a dense tensor, but got layout ", tensor.layout());
 }

@@ -193,7 +193,8 @@ std::pair<Level, WalkedLevel> Stack::search_level(size_t index, const at::Tensor
   const bool draws = search.estimator() != "none" || search.temperature();
   const auto rng = draws ? drawing_rng(index) : state(index).rng;
   const auto found = quantize(residual, arguments_.codebooks[index], rng, mask, search);
-  level.searched = {found.inputs, arguments_.codebooks[index], mask, found.codes, found.indices};
+  const auto scored = scored_inputs(found.inputs, gradient_, in_use());
+  level.searched = {scored, arguments_.codebooks[index], mask, found.codes, found.indices};
   WalkedLevel passed{found.codes, found.quantized};
   if (mask && options_.losses().diversity_of_padding()) {
     passed = passed_by_padding(passed, residual, *mask, layout.zeros_for_masked());
@@ -233,9 +234,9 @@ SearchedStack Stack::walk_at_once(const at::Tensor& chosen) const {
   }
   walk.losses =
       weighted_loss({found.losses}, {options_.losses().commitment_weight()}, /*training=*/true);
-  walk.output = plain ? found.quantized
-                      : stack_output(inputs_, {found.quantized, {}}, state(0).rng, ranks_,
-                                     gradient_, in_use());
+  walk.output = plain
+                    ? found.quantized
+                    : stack_output(inputs_, {found.quantized, {}}, state(0).rng, ranks_, gradient_);
   return walk;
 }
 
@@ -255,7 +256,7 @@ SearchedStack Stack::walk_in_turn(const at::Tensor& chosen) const {
   const auto compared = compared_inputs(inputs_, gradient_, in_use());
   const auto sums =
       walk_levels(compared, in_use().levels, gradient_, gradient_.estimates_levels, choose);
-  walk.output = stack_output(inputs_, sums, state(0).rng, ranks_, gradient_, in_use());
+  walk.output = stack_output(inputs_, sums, state(0).rng, ranks_, gradient_);
   return walk;
 }
 

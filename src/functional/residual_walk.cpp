@@ -21,6 +21,22 @@ at::Tensor handed_to_next(const at::Tensor& output, const StackGradient& gradien
   return fraction == 1 ? output : output.mul(fraction).add(output.detach().mul(1 - fraction));
 }
 
+/// x with its gradient times sum(ratio^n, n < levels), or divided by it.
+at::Tensor with_gain(const at::Tensor& x, int64_t levels, double ratio,
+                     const std::optional<at::Tensor>& depth, bool divided) {
+  if (depth) {
+    // A depth known only to the device may be 0; then there is no loss to balance.
+    const auto used = depth->clamp_min(1);
+    const auto gain =
+        ratio == 1 ? used : at::pow(at::Scalar(ratio), used).neg().add(1).div(1 - ratio);
+    return ops::straight_through(x.mul(divided ? gain.reciprocal() : gain), x.detach());
+  }
+  double gain = 0;
+  for (int64_t n = 0; n < levels; ++n) gain += std::pow(ratio, n);
+  if (gain == 0 || gain == 1) return x;
+  return ops::straight_through(x.mul(divided ? 1 / gain : gain), x.detach());
+}
+
 }  // namespace
 
 StackGradient stack_gradient(bool training, bool estimates_levels, double handed_on,
@@ -58,35 +74,26 @@ WalkedLevel passed_by_padding(const WalkedLevel& level, const at::Tensor& residu
 
 at::Tensor balanced(const at::Tensor& inputs, int64_t levels, double ratio,
                     const std::optional<at::Tensor>& depth) {
-  if (depth) {
-    // A depth known only to the device may be 0; then there is no loss to balance.
-    const auto used = depth->clamp_min(1);
-    const auto gain =
-        ratio == 1 ? used : at::pow(at::Scalar(ratio), used).neg().add(1).div(1 - ratio);
-    return ops::straight_through(inputs.mul(gain.reciprocal()), inputs.detach());
-  }
-  double gain = 0;
-  for (int64_t n = 0; n < levels; ++n) gain += std::pow(ratio, n);
-  if (gain == 0 || gain == 1) return inputs;
-  return ops::straight_through(inputs.mul(1 / gain), inputs.detach());
+  return with_gain(inputs, levels, ratio, depth, true);
 }
 
 at::Tensor compared_inputs(const at::Tensor& inputs, const StackGradient& gradient,
                            const LevelsInUse& used) {
   const bool summed = gradient.estimates_levels && !gradient.averages;
-  if (!gradient.training || summed || used.scores_targets) return inputs;
+  const bool balances = gradient.averages || !used.scores_targets;
+  if (!gradient.training || summed || !balances) return inputs;
   return balanced(inputs, used.levels, 1 - gradient.handed_on, used.depth);
 }
 
+at::Tensor scored_inputs(const at::Tensor& compared, const StackGradient& gradient,
+                         const LevelsInUse& used) {
+  if (!gradient.training || !gradient.averages || !used.scores_targets) return compared;
+  return with_gain(compared, used.levels, 1 - gradient.handed_on, used.depth, false);
+}
+
 at::Tensor stack_output(const at::Tensor& inputs, const LevelSums& sums, const at::Tensor& rng,
-                        const distributed::Ranks& ranks, const StackGradient& gradient,
-                        const LevelsInUse& used) {
-  if (gradient.estimates_levels) {
-    // Inputs of levels that score targets are not divided, so the mean over levels is taken here.
-    const bool divides = gradient.training && gradient.averages && used.scores_targets;
-    if (!divides) return sums.outputs;
-    return balanced(sums.outputs, used.levels, 1 - gradient.handed_on, used.depth);
-  }
+                        const distributed::Ranks& ranks, const StackGradient& gradient) {
+  if (gradient.estimates_levels) return sums.outputs;
   const bool draws = gradient.estimate.estimator() == "directional_reparam";
   return estimate(inputs, sums.codes, draws ? noise_rng(rng, ranks) : rng, gradient.estimate);
 }

@@ -84,18 +84,23 @@ WalkedLevel passed_by_padding(const WalkedLevel& level, const at::Tensor& residu
 at::Tensor balanced(const at::Tensor& inputs, int64_t levels, double ratio = 1,
                     const std::optional<at::Tensor>& depth = std::nullopt);
 
-/// The inputs of a stack as the losses of its levels see them; see balanced(). With targets to
-/// score, there is no loss to balance.
+/// The inputs of a stack as its levels see them; see balanced(). The output of a stack that averages
+/// the gradients of levels is that of divided inputs. In others there is no loss to balance if
+/// targets are scored.
 at::Tensor compared_inputs(const at::Tensor& inputs, const StackGradient& gradient,
                            const LevelsInUse& used);
+
+/// What a level compared with its codes, as its losses see it: nothing balances that of targets, so
+/// its gradient is not divided.
+at::Tensor scored_inputs(const at::Tensor& compared, const StackGradient& gradient,
+                         const LevelsInUse& used);
 
 /// The output of a stack: the sum of its codes with its gradient, which is the same with and
 /// without targets to score.
 ///
 /// @param rng  (2,), of the first level.
 at::Tensor stack_output(const at::Tensor& inputs, const LevelSums& sums, const at::Tensor& rng,
-                        const distributed::Ranks& ranks, const StackGradient& gradient,
-                        const LevelsInUse& used);
+                        const distributed::Ranks& ranks, const StackGradient& gradient);
 
 /// The generator (2,) of a level: levels that share a codebook draw different
 /// numbers from its generator.

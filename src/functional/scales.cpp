@@ -109,8 +109,9 @@ at::Tensor spread_scale(const at::Tensor& tokens, at::IntArrayRef size, c10::Sym
   // differently in another one.
   const auto wide = weight.to(dtype).contiguous(), offset = bias.to(dtype);
   if (std::any_of(shape.begin(), shape.end(), [](const auto& n) { return n == 0; })) {
-    // Distributed wrappers wait for a gradient of the weights even without tokens.
-    const auto nothing = wide.sum().add(offset.sum()).mul(0);
+    // Distributed wrappers wait for a gradient of the weights even without tokens, and of those of
+    // the encoder, which the tokens lead to.
+    const auto nothing = wide.sum().add(offset.sum()).add(tokens.sum()).mul(0);
     return tokens.new_zeros_symint(shape).add(nothing);
   }
   const auto map = ops::resample_scale(tokens, size, full, "interpolate");

@@ -135,8 +135,10 @@ Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRequest& req
     }
     auto level = choose_level(rvq, index, residual, std::move(implicit), request, gradient,
                               paths.empty() ? std::nullopt : OptionalTensor(paths[index]));
-    F::WalkedLevel walked{level.result.searched.codes, level.result.quantized};
-    if (const auto& mask = level.result.searched.mask; mask && sees_padding(rvq)) {
+    auto& searched = level.result.searched;
+    searched.inputs = F::scored_inputs(searched.inputs, gradient, used);
+    F::WalkedLevel walked{searched.codes, level.result.quantized};
+    if (const auto& mask = searched.mask; mask && sees_padding(rvq)) {
       walked = F::passed_by_padding(walked, residual, *mask,
                                     rvq.options.return_zeros_for_masked_padding());
     }
@@ -145,8 +147,8 @@ Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRequest& req
   };
   const auto sums = F::walk_levels(compared, request.depth, gradient,
                                    gradient.estimates_levels || implicit_codes, choose);
-  result.output = F::stack_output(inputs, sums, rvq.levels[0]->codebook_state->rng, request.ranks,
-                                  gradient, used);
+  result.output =
+      F::stack_output(inputs, sums, rvq.levels[0]->codebook_state->rng, request.ranks, gradient);
   return result;
 }
 

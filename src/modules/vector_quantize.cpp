@@ -314,6 +314,12 @@ void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch:
 void VectorQuantizeImpl::expire_codes_(const torch::Tensor& x) {
   if (!replaces_codes(*codebook_state)) return;
   at::NoGradGuard no_grad;
+  // Before ranks exchange anything, and before the codes that were replaced count anew.
+  detail::check_floating("VectorQuantize", "x", x);
+  const auto width = options.heads() * codebook_state->embed.size(2);
+  TORCH_CHECK_VALUE(x.dim() == 3 && x.size(2) == width,
+                    "VectorQuantize: expected x to be of shape (B, N, ", width, "), but got shape ",
+                    x.sizes());
   auto inputs = detail::layout_of(options, kVectorQuantize).split_heads(x);
   if (options.use_cosine_sim()) {
     inputs = ops::unit_vectors(inputs);

@@ -188,6 +188,22 @@ def test_an_ensemble_trains_under_vmap(row: str, cell: Cell) -> None:
             torch.testing.assert_close(buffers[name][index], buffer, rtol=1e-5, atol=1e-6)
 
 
+@every_row
+def test_an_ensemble_quantizes_one_input(row: str) -> None:
+    """Stacked modules in evaluation, of an input that all of them share: only parameters and buffers are mapped."""
+    modules, x = [build(row, seed=seed).eval() for seed in range(3)], data(row)
+    base = copy.deepcopy(modules[0])
+
+    def quantized(*tensors: dict[str, Tensor]) -> Tensor:
+        tie = "shared" not in row
+        return forward(lambda x: functional_call(base, tensors, (x,), tie_weights=tie), x).quantized
+
+    with torch.no_grad():
+        found = torch.vmap(quantized)(*stack_module_state(modules))
+        expected = torch.stack([forward(module, x).quantized for module in modules])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("row", ["vq", "vq_kmeans", "residual_vq", "lfq", "hierarchical_vq"])
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 def test_an_ensemble_has_gradients_per_module(row: str, training: bool) -> None:

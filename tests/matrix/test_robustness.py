@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -66,13 +67,21 @@ def token_of(row: str, x: Tensor, *index: int) -> Tensor:
     return tokens_last(row, x)[index]
 
 
+def nested(x: Tensor) -> Tensor:
+    """The samples of a batch as a nested tensor whose layout is that of dense ones."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls its nested tensors a prototype
+        return torch.nested.nested_tensor(list(x.unbind()))
+
+
 @pytest.mark.parametrize("training", MODES, ids=["train", "eval"])
 @pytest.mark.parametrize("row", ROWS)
 def test_wrong_arguments(row: str, training: bool, cell: Cell) -> None:
     cell(TABLE, row, "wrong rank, size, dtype, mask", "error, state untouched")
     module, x = build(row).train(training), data(row)
     if row not in OWN_ENCODER:
-        for wrong in (x.long(), x > 0, x.cfloat(), x.to_sparse(), x.to_mkldnn(), None, 3.5):
+        layouts = x.to_sparse(), x.to_mkldnn(), nested(x)
+        for wrong in (x.long(), x > 0, x.cfloat(), *layouts, None, 3.5):
             raises(module, lambda wrong=wrong: module(wrong), TypeError)
         axis = ROWS[row].channel_axis
         narrow, empty = x.narrow(axis, 0, DIM - 1), x.narrow(axis, 0, 0)
@@ -89,7 +98,7 @@ def test_wrong_arguments(row: str, training: bool, cell: Cell) -> None:
     mask = torch.ones(shape, dtype=torch.bool)
     for wrong in (mask[..., :-1], mask.unsqueeze(-1), mask[:-1], mask.new_ones(())):
         raises(module, lambda wrong=wrong: module(x, mask=wrong), ValueError)
-    for wrong in (mask.float(), mask.long(), mask.to_sparse()):
+    for wrong in (mask.float(), mask.long(), mask.to_sparse(), nested(mask)):
         raises(module, lambda wrong=wrong: module(x, mask=wrong), TypeError)
 
 
@@ -207,6 +216,24 @@ def test_no_tokens(row: str, training: bool, cell: Cell) -> None:
             (found.quantized.sum() + found.loss.sum()).backward()
             for parameter in module.parameters():
                 assert parameter.grad is None or parameter.grad.isfinite().all()
+
+
+def reached(row: str, x: Tensor, part: str) -> set[str]:
+    """What backward from the output alone, or from the loss alone, gives a gradient."""
+    module, x = build(row), x.clone().requires_grad_()
+    result = getattr(forward(module, x), part)
+    if result.requires_grad:
+        result.sum().backward()
+    leaves = {"x": x} | dict(module.named_parameters())
+    return {name for name, leaf in leaves.items() if leaf.grad is not None}
+
+
+@pytest.mark.parametrize("part", ["quantized", "loss"])
+@pytest.mark.parametrize("row", ROWS)
+def test_backward_reaches_as_much_without_tokens(row: str, part: str) -> None:
+    """DistributedDataParallel waits for a gradient of every parameter, of the encoder's, too."""
+    x = data(row)
+    assert reached(row, x[:0], part) == reached(row, x, part)
 
 
 @pytest.mark.parametrize("training", MODES, ids=["train", "eval"])

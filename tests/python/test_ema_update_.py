@@ -282,6 +282,23 @@ def test_ema_update_an_unused_code_has_tokens_in_the_next_step(ema, generator):
     assert used == [1, 2]
 
 
+@pytest.mark.parametrize("decay", [0.5, 0.99])
+def test_ema_update_a_code_at_the_limit_is_faint_on_every_device(decay, generator):
+    """A size that float32 rounds to just below the limit."""
+    state, statistics = make_state(generator), make_statistics(generator, codes=4)
+    state[0][:, 4] = min(0.03, (1 - decay) / 2)
+    weight = torch.ones(HEADS, CODES)
+    weight[:, 4] = 0  # so that the size stays
+    results = []
+    for update, finish in PATHS.values():
+        own = [tensor.clone() for tensor in state]
+        update(*own, *statistics, decay=decay, eps=1e-5, weight=weight)
+        results.append(own[2].clone())
+        finish(own[2], own[0], own[1], decay=decay, eps=1e-5)
+        results.append(own[2])
+    assert torch.equal(results[0], results[2]) and torch.equal(results[1], results[3])
+
+
 def test_ema_update_without_a_step_draws_nothing(ema, generator):
     state = make_state(generator)
     state[0][:, 4] = 0

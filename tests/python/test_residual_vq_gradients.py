@@ -138,6 +138,24 @@ def test_targets_leave_the_output_and_its_gradient(case: str, mixed: bool) -> No
     torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)  # float64
 
 
+@pytest.mark.parametrize("fraction", [0.0, 0.25])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_targets_leave_the_gradient_of_codes_that_the_output_gives(
+    mixed: bool, fraction: float
+) -> None:
+    """The mean over levels divides the gradient of the input, not that of the codes."""
+    gradients = []
+    for targets in (False, True):
+        stack = build("default", **SIMULATED, quant_grad_frac=fraction).double()
+        stack.layers[-1].commitment_weight = 2.0 if mixed else 1.0  # then the walk is in Python
+        x = data(stack).double().requires_grad_()
+        shape = *x.shape[:-1], len(stack.layers)
+        call = dict(indices=torch.zeros(shape, dtype=torch.long)) if targets else {}
+        output = stack(x, **call)[0]
+        gradients.append(torch.autograd.grad((output**3).sum(), [x, *stack.parameters()]))
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("case", ["copied", *sorted(AVERAGED.keys() - {"fraction"})])
 def test_losses_of_targets_have_the_gradient_of_their_value(case: str) -> None:
     """With targets no loss is balanced with the output, so that of the targets is not divided."""

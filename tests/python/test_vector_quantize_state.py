@@ -283,6 +283,27 @@ def test_expire_codes_changes_nothing_in_evaluation_or_without_a_threshold() -> 
     assert not torch.equal(module.codebook, codes)
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_expire_codes_refuses_other_tokens_before_it_counts(heads: int) -> None:
+    module = VectorQuantize(8, 16, heads=heads, codebook_dim=4, threshold_ema_dead_code=50)
+    module(torch.randn(2, 30, 8))
+    width = 4 * heads
+    x = torch.randn(2, 30, width)
+    module.expire_codes_(x)
+    buffers = {name: value.clone() for name, value in module.named_buffers()}
+    assert module.stats().replaced > 0
+    wrong = {
+        ValueError: [x[..., 1:], torch.cat([x, x], -1), x[0], x[None]],
+        TypeError: [x.long(), x.to_sparse(), None],
+    }
+    for error, values in wrong.items():
+        for value in values:
+            with pytest.raises(error, match="VectorQuantize: expected x to be "):
+                module.expire_codes_(value)
+    for name, value in module.named_buffers():
+        assert torch.equal(value, buffers[name]), name
+
+
 @pytest.mark.parametrize(
     "kind", [Tensor.clone, nn.Parameter, nn.Buffer], ids=["tensor", "parameter", "buffer"]
 )

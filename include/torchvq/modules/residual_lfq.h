@@ -60,8 +60,11 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
 
   /// Quantizes x: (B, *, dim) with any number of position axes; with is_channel_first (B, dim, *).
   ///
-  /// Gradient     straight-through to the projected input, once for all levels, through the
-  ///              activation of the first level; the losses of every level reach the input, too.
+  /// Gradient     straight-through to the projected input, once for all levels; with spherical,
+  ///              soft_clamp_input_value or straight_through_activation the mean over the levels,
+  ///              each through its normalization, clamp and activation. The losses of every level
+  ///              reach the input, too, divided by the number of levels. In a step that drops levels
+  ///              the output's gradient has the weight of the share that is left.
   /// Non-finite   a token with NaN or infinity gives NaN and index 0.
   /// Distributed  in training one all-reduce for the entropies of all levels; ranks drop the same
   ///              levels; evaluation never communicates.

@@ -65,10 +65,11 @@ class TORCHVQ_API ResidualVQImpl : public CheckedLoad<ResidualVQImpl>, public In
   /// @param call     options of this call beyond the module's.
   ///
   /// Gradient     one estimator between latent and sum of codes, so the straight-through gain is 1
-  ///              for any number of levels. The gradient of the losses to the encoder is divided by
-  ///              the number of levels in use (with quant_grad_frac f by the sum of (1 - f)^n),
-  ///              which is the gain of the reference, so that the balance of both is that of the
-  ///              reference.
+  ///              for any number of levels; with rotation_trick, directional_reparam or cosine
+  ///              codes the mean over the levels. The gradient of the losses to the encoder is
+  ///              divided by the number of levels in use (with quant_grad_frac f by the sum of
+  ///              (1 - f)^n), which is the gain of the reference, so that the balance of both is
+  ///              that of the reference.
   /// Empty        no tokens, or all masked: loss 0 (but for the orthogonal loss, which depends on
   ///              the codes alone), nothing updated.
   /// Non-finite   a token with NaN or infinity gives NaN and index 0, and does not reach the

@@ -41,7 +41,7 @@ def expect_floating(owner: str, name: str, value: object) -> None:
 
 def expect_dense(owner: str, name: str, tensor: Tensor) -> None:
     """Raises TypeError for a sparse or nested tensor, which operators refuse only after a generator has advanced."""
-    if tensor.layout != torch.strided:
-        raise TypeError(
-            f"{owner}: expected {name} to be a dense tensor, but got layout {tensor.layout}"
-        )
+    # Nested tensors may have the layout of dense ones.
+    if tensor.layout != torch.strided or tensor.is_nested:
+        got = "a nested one" if tensor.is_nested else f"layout {tensor.layout}"
+        raise TypeError(f"{owner}: expected {name} to be a dense tensor, but got {got}")

@@ -215,7 +215,11 @@ def outside_graphs(reason: str) -> Callable[[_Function], _Function]:
 
 
 def is_jit_traced() -> bool:
-    """Whether torch.jit.trace records the running code."""
+    """Whether torch.jit.trace records the running code.
+
+    It compares its graph with a second one, of a run without gradients. An operator that returns one tensor under two
+    names there, and two tensors with gradients, must then be read by the second name in both.
+    """
     return bool(_jit.is_tracing())
 
 

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from torchvq._base.arguments import expect_floating
 from torchvq._base.layout import Layout
+from torchvq._base.options import expect
 from torchvq._base.projection import project, projects_nothing
 from torchvq._base.ranks import ALONE, sharing_ranks_of
 from torchvq._base.wide_buffers import widened
@@ -114,6 +116,11 @@ def replace_codes_now(vq: "VectorQuantize", x: Tensor) -> None:
     codebook = vq._codebook
     if not _replaces_codes(codebook):
         return
+    # Before ranks exchange anything, and before the codes that were replaced count anew.
+    expect_floating("VectorQuantize", "x", x)
+    width = vq.heads * codebook.checked_embed().shape[2]
+    fits = x.dim() == 3 and x.shape[2] == width
+    expect("VectorQuantize", fits, "x", f"of shape (B, N, {width})", f"shape {list(x.shape)}")
     with torch.no_grad():
         inputs = _metric_space(vq, vq._layout.split_heads(x))
         ranks = sharing_ranks_of(vq, "VectorQuantize")

@@ -8,6 +8,7 @@ from torch import Tensor
 from torchvq._base.arguments import expect_tensor
 from torchvq._base.ranks import ALONE, Ranks, noise_rng
 from torchvq._base.readable import takes_gradient
+from torchvq._base.torch_private import is_jit_traced
 from torchvq._codebook.in_place import (
     InPlaceStep,
     in_place_step,
@@ -45,6 +46,7 @@ def choose(
         chosen: (H, T), indices that are already chosen; then nothing is searched.
     """
     codebook, _ = codes_of_step(vq, projected, tokens, mask, request)
+    estimator = estimator_of(vq, projected, codebook) if estimator is None else estimator
     quantized, indices, codes, inputs = _ops.quantize(
         projected,
         codebook,
@@ -52,10 +54,12 @@ def choose(
         mask=mask,
         topk=request.topk,
         metric=vq._codebook.metric,
-        estimator=estimator_of(vq, projected, codebook) if estimator is None else estimator,
+        estimator=estimator,
         chosen=chosen,
         **search_options(vq, request),
     )
+    if estimator == "none" and is_jit_traced():
+        quantized = codes  # see is_jit_traced()
     searched = SearchedTokens(tokens, inputs, codebook, mask, codes, indices)
     return SearchResult(quantized, searched)
 

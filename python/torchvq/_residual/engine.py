@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchvq._base import joined as _joined
 from torchvq._base.layout import Layout
 from torchvq._base.projection import project
-from torchvq._base.torch_private import records_results
+from torchvq._base.torch_private import is_mapped, records_results
 
 _ops = torch.ops.torchvq
 LevelT = TypeVar("LevelT")
@@ -46,8 +46,9 @@ def walk(
     levels_found: list[LevelT] = []
     for index in range(levels):
         level, (codes, output) = choose(index, residual, total)
-        # Nothing else holds the sum; adding in place keeps it in the cache.
-        keeps = codes.requires_grad or records_results()
+        # Nothing else holds the sum; adding in place keeps it in the cache. Under vmap an ensemble has codes of each
+        # member, which do not fit into the sum of an input that all members share.
+        keeps = codes.requires_grad or records_results() or is_mapped(codes)
         total = total + codes if keeps else total.add_(codes)
         residual = residual - output
         levels_found.append(level)
@@ -62,9 +63,12 @@ def balanced(inputs: Tensor, depth: int | Tensor, handed_on: float = 1.0) -> Ten
     its gradient, and users choose the weight of the losses for that balance. Hence the division by this gain.
     """
     gain = _gain_of_levels(depth, handed_on)
-    if not isinstance(gain, Tensor) and gain in (0, 1):
-        return inputs
-    return cast(Tensor, _ops.straight_through(inputs * (1 / gain), inputs.detach()))
+    return _with_gain(inputs, 1 / gain if isinstance(gain, Tensor) or gain else 1)
+
+
+def undivided(inputs: Tensor, depth: int | Tensor, handed_on: float) -> Tensor:
+    """Inputs of ``balanced``, or what was computed of them, with a gradient that is not divided."""
+    return _with_gain(inputs, _gain_of_levels(depth, handed_on) or 1)
 
 
 def weighted(inputs: Tensor, depth: int | Tensor, levels: int) -> Tensor:
@@ -73,9 +77,14 @@ def weighted(inputs: Tensor, depth: int | Tensor, levels: int) -> Tensor:
     In the reference, whose levels add up, a step of few levels moves the encoder less. With equal weights, steps that
     drop nearly all levels disturb the others (docs/design/residual.md).
     """
-    if isinstance(depth, int) and depth == levels:
-        return inputs
-    return cast(Tensor, _ops.straight_through(inputs * (depth / levels), inputs.detach()))
+    return _with_gain(inputs, depth / levels)
+
+
+def _with_gain(x: Tensor, gain: float | Tensor) -> Tensor:
+    """``x`` with its gradient times a gain."""
+    if not isinstance(gain, Tensor) and gain == 1:
+        return x
+    return cast(Tensor, _ops.straight_through(x * gain, x.detach()))
 
 
 def _gain_of_levels(depth: int | Tensor, handed_on: float) -> float | Tensor:

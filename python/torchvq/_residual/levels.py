@@ -38,7 +38,14 @@ from torchvq._codebook.losses import SearchedTokens, SearchResult, Terms, sees_p
 from torchvq._codebook.request import Request, request_of_level
 from torchvq._codebook.search import choose, estimator_of, prepare
 from torchvq._residual.beam import beginning_mask, level_mask, prepare_levels, search_paths
-from torchvq._residual.engine import WalkedLevel, balanced, in_use, levels_to_walk, only_if
+from torchvq._residual.engine import (
+    WalkedLevel,
+    balanced,
+    in_use,
+    levels_to_walk,
+    only_if,
+    undivided,
+)
 from torchvq._residual.engine import walk as walk_levels
 from torchvq._residual.implicit_codebook import (
     MLP,
@@ -109,6 +116,8 @@ def walk(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> Walk:
             implicit = Implicit(rvq.mlp(index), _condition(rvq, compared, total, summed))
         chosen = None if paths is None else paths[index]
         level = _choose_level(rvq, index, residual, implicit, request, chosen)
+        if request.targets is not None and _averages_gradients(rvq):
+            level = _undivided(level, request.depth, 1 - rvq.quant_grad_frac)
         output = only_if(level.used, level.result.quantized)
         if sums_outputs:
             summed = summed + output
@@ -116,26 +125,38 @@ def walk(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> Walk:
         return level, WalkedLevel(level.codes, handed_on)
 
     total, levels = walk_levels(compared, levels_to_walk(request.depth, rvq.num_quantizers), choose)
-    if not rvq.estimates_levels:
-        return Walk(_estimate_stack(rvq, inputs, total, request.ranks), levels)
-    # The inputs of levels that score targets are not divided, so the mean over levels is taken here. Inputs without a
-    # gradient leave it to the codes, which have it undivided.
-    if request.targets is not None and takes_gradient(inputs) and not _sums_gradients(rvq):
-        summed = balanced(summed, request.depth, 1 - rvq.quant_grad_frac)
-    return Walk(summed, levels)
+    if rvq.estimates_levels:
+        return Walk(summed, levels)
+    return Walk(_estimate_stack(rvq, inputs, total, request.ranks), levels)
 
 
 def _balanced(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> Tensor:
-    """The inputs as the losses of the levels see them; see ``engine.balanced``."""
-    if not rvq.training or _sums_gradients(rvq) or request.targets is not None:
+    """The inputs as the levels see them; see ``engine.balanced``.
+
+    The output of a stack that averages the gradients of levels is that of divided inputs. In others there is no loss to
+    balance if targets are scored.
+    """
+    balances = _averages_gradients(rvq) or request.targets is None
+    if not rvq.training or _sums_gradients(rvq) or not balances:
         return inputs
     return balanced(inputs, request.depth, 1 - rvq.quant_grad_frac)
+
+
+def _undivided(level: Level, depth: int | Tensor, handed_on: float) -> Level:
+    """A level that scores targets: nothing balances their loss, so the gradient of its inputs is not divided."""
+    searched = level.result.searched
+    searched = searched._replace(inputs=undivided(searched.inputs, depth, handed_on))
+    return level._replace(result=level.result._replace(searched=searched))
 
 
 def _sums_gradients(rvq: "ResidualVQ") -> bool:
     """Whether gradients of levels are summed, not averaged: as in the reference, or given to the codes."""
     by_codes = not rvq.levels[0].route_gradients_to_input
     return rvq.estimates_levels and (rvq.vqp_compat or by_codes)
+
+
+def _averages_gradients(rvq: "ResidualVQ") -> bool:
+    return rvq.estimates_levels and not _sums_gradients(rvq)
 
 
 def _condition(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, summed: Tensor) -> Tensor:

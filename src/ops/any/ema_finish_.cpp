@@ -16,7 +16,8 @@ namespace {
 void ema_finish_(at::Tensor& embed, const at::Tensor& cluster_size, const at::Tensor& embed_avg,
                  double decay, double eps, std::string_view metric) {
   const bool unit = detail::check_ema_finish_(embed, cluster_size, embed_avg, decay, eps, metric);
-  const auto faint = cluster_size.lt(kernels::faint_below(decay));
+  // In float32 the limit would be rounded.
+  const auto faint = cluster_size.to(at::kDouble).lt(kernels::faint_below(decay));
   const auto codes = detail::codes_from_averages(
       embed, embed_avg, detail::smoothed_sizes(cluster_size, eps), faint, unit);
   const auto unused = detail::unused_codes(cluster_size, decay);

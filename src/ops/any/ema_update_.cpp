@@ -48,7 +48,9 @@ void ema_update_(at::Tensor& cluster_size, at::Tensor& embed_avg, at::Tensor& em
   auto codes = embed;
   if (finish) {
     const auto without = counts.eq(0).logical_and_(idle.logical_not());
-    const auto faint = counts.eq(0).logical_and(size.lt(kernels::faint_below(decay)));
+    // In float32 the limit would be rounded.
+    const auto few = size.to(at::kDouble).lt(kernels::faint_below(decay));
+    const auto faint = counts.eq(0).logical_and(few);
     codes = detail::codes_from_averages(embed, average, detail::smoothed_sizes(size, eps),
                                         faint.logical_or(idle), unit);
     const auto unused = without.logical_and_(detail::unused_codes(size, decay));
