@@ -127,7 +127,8 @@ class BinaryMapper(NoisyModule):
         )
         loss = self._aux_loss(logits, reduce_aux_kl_loss, mask) if calc_aux_loss else None
         if loss is None:
-            loss = torch.zeros((), device=logits.device, dtype=_loss_dtype(logits))
+            dtype = torch.promote_types(logits.dtype, torch.float32)
+            loss = torch.zeros((), device=logits.device, dtype=dtype)
         if return_indices:
             return BinaryMapperOutputWithIndices(one_hot, indices, loss)
         return BinaryMapperOutput(one_hot, loss)
@@ -186,7 +187,3 @@ class BinaryMapper(NoisyModule):
                     "BinaryMapper: expected logits and mask to be on the same device, but got logits on "
                     f"{logits.device} and mask on {mask.device}"
                 )
-
-
-def _loss_dtype(logits: Tensor) -> torch.dtype:
-    return torch.float64 if logits.dtype == torch.float64 else torch.float32

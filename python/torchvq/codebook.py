@@ -15,7 +15,7 @@ from torchvq._base.assigned_codes import AssignedCodes
 from torchvq._base.ema_weight import EmaWeight, Statistics, weight_of
 from torchvq._base.kept_statistics import KeptStatistics
 from torchvq._base.not_here import MethodsOfReference
-from torchvq._base.options import keep_values
+from torchvq._base.options import keep_values, named
 from torchvq._base.own_handle import OwnHandle
 from torchvq._base.random_state import DrawsBesideState, fresh_rng
 from torchvq._base.ranks import ALONE, Ranks
@@ -64,16 +64,8 @@ class Codebook(
     ``KeptStatistics`` lists the further state with ``sync_every`` above 1.
     """
 
-    initted: Tensor
-    cluster_size: Tensor
-    embed_avg: Tensor
-    embed: Tensor
-    cooldown: Tensor
-    rng: Tensor
     replaced: Tensor
 
-    codebook_size: int
-    num_codebooks: int
     decay: float
     eps: float
     use_cosine_sim: bool
@@ -82,7 +74,6 @@ class Codebook(
     dead_code_threshold_fraction: float
     reset_cluster_size: float
     manual_ema_update: bool
-    vqp_compat: bool
     overlap_sync: bool
     # Kept here, where the reference has them, for its users who set them while they train.
     ema_update: bool
@@ -122,25 +113,17 @@ class Codebook(
         sample_codebook_temp: float = 1.0,
     ) -> None:
         super().__init__()
+        kept = named(
+            locals(),
+            "codebook_size num_codebooks decay eps use_cosine_sim kmeans_iters "
+            "threshold_ema_dead_code dead_code_threshold_fraction manual_ema_update affine_param "
+            "affine_param_batch_decay affine_param_codebook_decay vqp_compat overlap_sync "
+            "ema_update sample_codebook_temp",
+        )
         keep_values(
             self,
-            codebook_size=codebook_size,
-            num_codebooks=num_codebooks,
-            decay=decay,
-            eps=eps,
-            use_cosine_sim=use_cosine_sim,
-            kmeans_iters=kmeans_iters,
-            threshold_ema_dead_code=threshold_ema_dead_code,
-            dead_code_threshold_fraction=dead_code_threshold_fraction,
+            **kept,
             reset_cluster_size=threshold_ema_dead_code,
-            manual_ema_update=manual_ema_update,
-            affine_param=affine_param,
-            affine_param_batch_decay=affine_param_batch_decay,
-            affine_param_codebook_decay=affine_param_codebook_decay,
-            vqp_compat=vqp_compat,
-            overlap_sync=overlap_sync,
-            ema_update=ema_update,
-            sample_codebook_temp=sample_codebook_temp,
             # State between steps.
             step_in_flight=None,
             _initialised=not kmeans_init,
@@ -465,14 +448,10 @@ class Codebook(
         """Sets the codes from the moving averages: the second half of a step with ``manual_ema_update``."""
         self.check_averages()
         embed = self.wide_embed()
+        # The reference's unused codes are recomputed like all others, and so drift to the origin.
+        decay = 1.0 if self.vqp_compat else self.decay
         _ops.ema_finish_(
-            embed,
-            self.cluster_size,
-            self.embed_avg,
-            # The reference's unused codes are recomputed like all others, and so drift to the origin.
-            decay=1.0 if self.vqp_compat else self.decay,
-            eps=self.eps,
-            metric=self.metric,
+            embed, self.cluster_size, self.embed_avg, decay=decay, eps=self.eps, metric=self.metric
         )
         self.store_embed(embed)
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torchvq._base.arguments import expect_tensor, integer
-from torchvq._base.options import check_options, expect
+from torchvq._base.options import check_options, expect, named
 from torchvq._base.projection import in_dtype_of
 from torchvq._base.random_state import RandomState
 from torchvq.lookup_free_quantization import LFQ
@@ -81,13 +81,7 @@ class EvoLFQ(RandomState):
     ) -> None:
         super().__init__()
         lfq_kwargs |= dict(dim=dim, codebook_size=codebook_size, num_codebooks=num_codebooks)
-        search: dict[str, Any] = dict(
-            pop_size=pop_size,
-            mutation_rate=mutation_rate,
-            tournament_size=tournament_size,
-            elitism_count=elitism_count,
-            generations=generations,
-        )
+        search = named(locals(), "pop_size mutation_rate tournament_size elitism_count generations")
         # A quantizer that is passed has been checked, and the options for another one are ignored.
         size = lfq_kwargs if lfq is None else dict(codebook_size=lfq.codebook_size)
         check_options("EvoLFQ", search | size)
@@ -124,8 +118,7 @@ class EvoLFQ(RandomState):
             indices = self.lfq(self._encoded(x))[1]
         if not self.lfq.keep_num_codebooks_dim:
             indices = indices.unsqueeze(-1)
-        bits: Tensor = _ops.indices_to_bits(indices, self.lfq.codebook_dim, is_sign=return_signs)
-        return bits
+        return _ops.indices_to_bits(indices, self.lfq.codebook_dim, is_sign=return_signs)
 
     @torch.no_grad()
     def decode_bits(self, bits: Tensor) -> Tensor:
@@ -141,10 +134,10 @@ class EvoLFQ(RandomState):
             return self._data_of(lfq.indices_to_codes(indices))
 
     def _encoded(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.encoder(in_dtype_of(self.encoder, x)))
+        return self.encoder(in_dtype_of(self.encoder, x))
 
     def _data_of(self, codes: Tensor) -> Tensor:
-        return cast(Tensor, self.decoder(in_dtype_of(self.decoder, codes)))
+        return self.decoder(in_dtype_of(self.decoder, codes))
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -240,9 +233,8 @@ class EvoLFQ(RandomState):
         expect("EvoLFQ", 0 <= elite < count, "elitism_count", f"in [0, {count})", elite)
         rate = self._option("mutation_rate", mutation_rate)
         size = self._option("tournament_size", tournament_size)
-        expect(
-            "EvoLFQ", batch_size is None or batch_size >= 1, "batch_size", "at least 1", batch_size
-        )
+        fits = batch_size is None or batch_size >= 1
+        expect("EvoLFQ", fits, "batch_size", "at least 1", batch_size)
         if pop_bits.dtype == torch.bool:
             raise TypeError("EvoLFQ: expected pop_bits to be numbers, but got torch.bool")
         fitnesses = self._fitness(pop_bits, fitness_fn, batch_size)

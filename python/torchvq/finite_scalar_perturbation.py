@@ -13,7 +13,7 @@ from torchvq._base.constants import materialise_constants
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.noise import NoisyModule
-from torchvq._base.options import check_options, expect, keep_values
+from torchvq._base.options import check_options, expect, keep_values, named
 from torchvq._base.own_handle import OwnHandle
 from torchvq._base.projection import (
     decoding_dtype,
@@ -170,11 +170,7 @@ class FSP(OwnHandle, NoisyModule):
             dim=len(counts) if dim is None else dim,
             codebook_dim=len(counts),
             codebook_size=prod(counts),
-            channel_first=channel_first,
-            act_name=act_name,
-            quantize_rate=quantize_rate,
-            need_inv_act=need_inv_act,
-            vector_norm=vector_norm,
+            **named(locals(), "channel_first act_name quantize_rate need_inv_act vector_norm"),
             vqp_compat=compat,
             sync_statistics=False if sync_statistics is None and compat else sync_statistics,
             process_group=group_name("FSP", process_group),
@@ -255,20 +251,14 @@ class FSP(OwnHandle, NoisyModule):
             mask=token_mask,
         )
         output = (project(self.project_out, codes) if projects else codes).to(z.dtype)
-        if token_mask is not None:
-            output = _ops.fill_padding(output, token_mask)
         info: dict[str, Any] = {
             "level_indices": layout.unpack_positions(level_indices, z),
             "norm_info": norm_info,
         }
         if draws:
             info["p_accept_prob"] = acceptance
-        return FSPOutput(
-            layout.unpack(output, z),
-            self._as_returned(layout.unpack_positions(indices, z)),
-            loss,
-            info,
-        )
+        indices = self._as_returned(layout.unpack_positions(indices, z))
+        return FSPOutput(layout.unpack(output, z, token_mask), indices, loss, info)
 
     def _as_returned(self, indices: Tensor) -> Tensor:
         return as_returned(indices, self.vqp_compat, self.codebook_size)

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torchvq._base.constants import expect_same_codes, materialise_constants, to
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.not_here import explain_absent
-from torchvq._base.options import check_options, expect, keep_values
+from torchvq._base.options import check_options, expect, keep_values, named
 from torchvq._base.projection import (
     decoding_dtype,
     make_projections,
@@ -129,15 +129,17 @@ class FSQ(RandomState):
         counts = tuple(int(count) for count in levels)
         compat, several = vqp_compat_of(vqp_compat), num_codebooks > 1
         inner_dim = len(counts) * num_codebooks
+        kept = named(
+            locals(),
+            "scale preserve_symmetry noise_dropout num_codebooks return_indices allowed_dtypes "
+            "force_quantization_f32 bound_hard_clamp orthogonal_rotation",
+        )
         keep_values(
             self,
+            **kept,
             vqp_compat=compat,
             levels=counts,
-            scale=scale,
-            preserve_symmetry=preserve_symmetry,
-            noise_dropout=noise_dropout,
             codebook_dim=len(counts),
-            num_codebooks=num_codebooks,
             effective_codebook_dim=inner_dim,
             keep_num_codebooks_dim=(
                 several if keep_num_codebooks_dim is None else keep_num_codebooks_dim
@@ -145,12 +147,7 @@ class FSQ(RandomState):
             dim=inner_dim if dim is None else dim,
             channel_first=bool(channel_first),
             _layout_is_said=channel_first is not None and not compat,
-            return_indices=return_indices,
             codebook_size=math.prod(counts),
-            allowed_dtypes=allowed_dtypes,
-            force_quantization_f32=force_quantization_f32,
-            bound_hard_clamp=bound_hard_clamp,
-            orthogonal_rotation=orthogonal_rotation,
             has_projections=dim is not None and dim != inner_dim,
         )
         self.project_in, self.project_out = make_projections(
@@ -218,11 +215,10 @@ class FSQ(RandomState):
         with self._noise_of() as rng:
             codes, indices = self.quantize_tokens(projected, mask=mask, rng=rng)
         quantized = project(self.project_out, codes).to(z.dtype)
-        if mask is not None and not projects_nothing(self.project_out):
-            quantized = _ops.fill_padding(quantized, mask)
+        filled_mask = None if projects_nothing(self.project_out) else mask
         if not self.keep_num_codebooks_dim:
             indices = indices.squeeze(-1)
-        return layout.unpack(quantized, z), layout.unpack_positions(indices, z)
+        return layout.unpack(quantized, z, filled_mask), layout.unpack_positions(indices, z)
 
     def _noise_of(self) -> AbstractContextManager[Tensor | None]:
         """The generator of a training forward, where it draws noise."""
@@ -248,10 +244,9 @@ class FSQ(RandomState):
         """
         if is_replaced(self, STEPS):
             return self._quantize_by_steps(tokens, scale, mask, rng)
-        found = _ops.quantize_scalars(
+        return _ops.quantize_scalars(
             tokens, self.levels, scale=scale, stream=stream, mask=mask, **self._options(rng)
         )
-        return cast(tuple[Tensor, Tensor], found)
 
     def _quantize_by_steps(
         self, tokens: Tensor, scale: Tensor | None, mask: Tensor | None, rng: Tensor | None
@@ -313,8 +308,7 @@ class FSQ(RandomState):
         hardly reaches the lower one: a ValueError; ``symmetry_preserving_bound`` takes them.
         """
         expect("FSQ.bound", eps == 1e-3, "eps", "1e-3", eps)
-        codes: Tensor = self._codes_of(z, "clamp" if hard_clamp else "tanh")
-        return codes
+        return self._codes_of(z, "clamp" if hard_clamp else "tanh")
 
     def symmetry_preserving_bound(self, z: Tensor, hard_clamp: bool = False) -> Tensor:
         """The codes (*, D) of z (*, D), evenly spaced in [-1, 1], for any options."""
@@ -325,26 +319,23 @@ class FSQ(RandomState):
         name = "symmetry_preserving_bound" if self.preserve_symmetry else "bound"
         if is_replaced(self, {name: STEPS[name]}):
             hard = {"hard_clamp": True} if self.bound_hard_clamp else {}
-            return cast(Tensor, getattr(self, name)(z, **hard))
+            return getattr(self, name)(z, **hard)
         return self._codes_of(z, self.bound_name)
 
     def _codes_of(self, z: Tensor, bound: str) -> Tensor:
-        codes, _ = _ops.scalar_quantize(z, self.levels, bound=bound)
-        return cast(Tensor, codes)
+        return _ops.scalar_quantize(z, self.levels, bound=bound)[0]
 
     # Codes -------------------------------------------------------------------------------------------------
 
     def codes_to_indices(self, zhat: Tensor) -> Tensor:
         """Indices (*) of codes (*, D) before the rotation, if any; they lie in [-1, 1], others count as the nearest."""
-        indices: Tensor = _ops.scalar_code_indices(
-            zhat, self.levels, symmetric=self.preserve_symmetry
+        return self._as_returned(
+            _ops.scalar_code_indices(zhat, self.levels, symmetric=self.preserve_symmetry)
         )
-        return self._as_returned(indices)
 
     def indices_to_level_indices(self, indices: Tensor) -> Tensor:
         """The level of each feature (*, D), int64, from 0, for indices (*). IndexError for an index outside."""
-        levels: Tensor = _ops.scalar_level_indices(as_int64("FSQ", indices), self.levels)
-        return self._as_returned(levels)
+        return self._as_returned(_ops.scalar_level_indices(as_int64("FSQ", indices), self.levels))
 
     def indices_to_codes(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in its layout; -1 gives zeros.
@@ -359,37 +350,27 @@ class FSQ(RandomState):
         """
         indices = as_int64("FSQ", indices)
         stacked = indices if self.keep_num_codebooks_dim else indices.unsqueeze(-1)
-        expect(
-            "FSQ.indices_to_codes",
-            stacked.dim() >= 1 and stacked.shape[-1] == self.num_codebooks,
-            "indices",
-            f"of shape (*, {self.num_codebooks})",
-            list(indices.shape),
-        )
+        fits = stacked.dim() >= 1 and stacked.shape[-1] == self.num_codebooks
+        condition = f"of shape (*, {self.num_codebooks})"
+        expect("FSQ.indices_to_codes", fits, "indices", condition, list(indices.shape))
         codes = self.decode_tokens(stacked)
         output = project_codes(self.project_out, codes, stacked)
         return self._layout_of(output.dim()).place_features(output)
 
     def decode_tokens(self, indices: Tensor, *, scale: Tensor | None = None) -> Tensor:
         """Codes (*, C * D) of indices (*, C), before ``project_out``; ``scale`` as in ``quantize_tokens``."""
-        wide = scale is not None and scale.dtype == torch.float64
-        dtype = torch.float64 if wide else self._code_dtype
-        codes: Tensor = _ops.decode_scalars(
+        state = [scale, *self._buffers.values()]
+        dtype = decoding_dtype(self.project_in, self.project_out, state=state)
+        return _ops.decode_scalars(
             indices, self.levels, self.preserve_symmetry, self._rotation, scale, dtype
         )
-        return codes
-
-    @property
-    def _code_dtype(self) -> torch.dtype:
-        return decoding_dtype(self.project_in, self.project_out, state=self._buffers.values())
 
     @property
     def implicit_codebook(self) -> Tensor:
         """All codes (codebook_size, D), before ``project_out``, computed at each use."""
         device = next((t.device for t in [*self.parameters(), *self.buffers()]), None)
         every = torch.arange(self.codebook_size, device=device).unsqueeze(-1)
-        codes: Tensor = _ops.decode_scalars(every, self.levels, self.preserve_symmetry)
-        return codes
+        return _ops.decode_scalars(every, self.levels, self.preserve_symmetry)
 
     @implicit_codebook.setter
     def implicit_codebook(self, codes: Tensor) -> None:
@@ -418,7 +399,4 @@ def _warn_of_rotation(levels: Sequence[int]) -> None:
 STEPS = methods_of(FSQ, "quantize", "bound", "symmetry_preserving_bound", "codes_to_indices")
 
 
-explain_absent(
-    __name__,
-    "default exists floor_ste identity maybe pack_one round_ste unpack_one",
-)
+explain_absent(__name__, "default exists floor_ste identity maybe pack_one round_ste unpack_one")

@@ -1,6 +1,5 @@
 """GroupedResidualFSQ: a residual stack of finite scalar quantizers for each group of features."""
 
-import torch
 from torch import Tensor
 
 from torchvq._residual.grouped_stack import GroupedStack
@@ -46,16 +45,9 @@ class GroupedResidualFSQ(GroupedStack[ResidualFSQ]):
             (Q, B, *, D) of each group. All groups in training drop the same levels.
         """
         quantized, results = self.run(
-            x,
-            mask=mask,
-            return_all_codes=return_all_codes,
-            seed=rand_quantize_dropout_fixed_seed,
+            x, mask=mask, return_all_codes=return_all_codes, seed=rand_quantize_dropout_fixed_seed
         )
-        shaped = [
-            stack.shaped_indices(result.indices)
-            for stack, result in zip(self.stacks, results, strict=True)
-        ]
-        codes = tuple(result.all_codes for result in results if result.all_codes is not None)
+        indices, codes = self.indices_and_codes(results)
         if return_all_codes:
-            return ScalarOutputWithCodes(quantized, torch.stack(shaped), codes)
-        return ScalarOutput(quantized, torch.stack(shaped))
+            return ScalarOutputWithCodes(quantized, indices, codes)
+        return ScalarOutput(quantized, indices)

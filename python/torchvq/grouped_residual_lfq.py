@@ -46,13 +46,8 @@ class GroupedResidualLFQ(GroupedStack[ResidualLFQ]):
         quantized, results = self.run(
             x, mask=mask, return_all_codes=return_all_codes, seed=rand_quantize_dropout_fixed_seed
         )
-        shaped = [
-            stack.shaped_indices(result.indices)
-            for stack, result in zip(self.stacks, results, strict=True)
-        ]
-        indices = torch.stack(shaped)
+        indices, codes = self.indices_and_codes(results)
         losses = torch.stack(losses_of(self.stacks, results))
-        codes = tuple(result.all_codes for result in results if result.all_codes is not None)
         if return_all_codes:
             return ResidualOutputWithCodes(quantized, indices, losses, codes)
         return ResidualOutput(quantized, indices, losses)

@@ -13,7 +13,7 @@ from torchvq._base.compat import vqp_compat_of
 from torchvq._base.contained import contained, of_kind
 from torchvq._base.joined import without_autocast
 from torchvq._base.layout import Layout, check_mask
-from torchvq._base.options import check_options
+from torchvq._base.options import check_options, named
 from torchvq._base.ranks import group_of, ranks_of
 from torchvq._base.wide_buffers import WideBuffers, widened
 from torchvq._codebook.learning import synced_level
@@ -156,43 +156,26 @@ class HierarchicalVQ(WideBuffers):
         self.vqp_compat = vqp_compat_of(vqp_compat)
         self._convolutions = resolved[count * (axes + 1) :]
 
+        of_levels = named(
+            locals(),
+            "dim sync_codebook decay commitment_weight rotation_trick kmeans_init kmeans_iters "
+            "threshold_ema_dead_code stochastic_sample_codes sample_codebook_temp "
+            "orthogonal_reg_weight orthogonal_reg_max_codes orthogonal_reg_active_codes_only "
+            "use_cosine_sim freeze_codebook dead_code_threshold_fraction process_group reduction "
+            "sync_every",
+        )
         quantizers = [
-            VectorQuantize(
-                dim=dim,
-                codebook_size=size,
-                sync_codebook=sync_codebook,
-                decay=decay,
-                commitment_weight=commitment_weight,
-                rotation_trick=rotation_trick,
-                kmeans_init=kmeans_init,
-                kmeans_iters=kmeans_iters,
-                threshold_ema_dead_code=threshold_ema_dead_code,
-                stochastic_sample_codes=stochastic_sample_codes,
-                sample_codebook_temp=sample_codebook_temp,
-                orthogonal_reg_weight=orthogonal_reg_weight,
-                orthogonal_reg_max_codes=orthogonal_reg_max_codes,
-                orthogonal_reg_active_codes_only=orthogonal_reg_active_codes_only,
-                use_cosine_sim=use_cosine_sim,
-                freeze_codebook=freeze_codebook,
-                dead_code_threshold_fraction=dead_code_threshold_fraction,
-                process_group=process_group,
-                reduction=reduction,
-                sync_every=sync_every,
-                vqp_compat=self.vqp_compat,
-            )
+            VectorQuantize(codebook_size=size, vqp_compat=self.vqp_compat, **of_levels)
             for size in (sizes[:1] if shared_codebook else sizes)
         ]
         self.vq = quantizers[0] if shared_codebook else None
         self.vqs = None if shared_codebook else nn.ModuleList(quantizers)
         shared = share_quant_resi == 1
         self.phi_shared = Phi(dim, axes, quant_resi) if shared else None
-        self.phi_levels = (
-            None
-            if shared
-            else nn.ModuleList(
-                Phi(dim, axes, quant_resi) for _ in range(max(self._convolutions) + 1)
-            )
-        )
+        self.phi_levels: nn.ModuleList | None = None
+        if not shared:
+            several = range(max(self._convolutions) + 1)
+            self.phi_levels = nn.ModuleList(Phi(dim, axes, quant_resi) for _ in several)
         if shared_codebook:
             self._keep_counts()
             self.register_load_state_dict_post_hook(_forget_counts)  # type: ignore[no-untyped-call]
@@ -293,11 +276,9 @@ class HierarchicalVQ(WideBuffers):
         if mask is not None:
             return mask.view(x.shape[0], *positions)
         # Without positions, no cell has a real position.
-        return (
-            None
-            if x.shape[0] == 0 or 0 not in positions
-            else x.new_ones(x.shape[0], *positions, dtype=torch.bool)
-        )
+        if x.shape[0] == 0 or 0 not in positions:
+            return None
+        return x.new_ones(x.shape[0], *positions, dtype=torch.bool)
 
     def _walk(
         self, maps: Tensor, request: _scales.ScaleRequest
@@ -307,14 +288,8 @@ class HierarchicalVQ(WideBuffers):
         if not request.ranks.alone:
             # Before the depth is drawn, so that ranks draw the same depth.
             text = _scales.options_text(self, request)
-            agree_in_stack(
-                self.levels,
-                codebooks,
-                request.ranks,
-                text,
-                frozen=all(map(request.freezes, self.levels)),
-                dtype=maps.dtype,
-            )
+            levels, frozen = self.levels, all(map(request.freezes, self.levels))
+            agree_in_stack(levels, codebooks, request.ranks, text, frozen=frozen, dtype=maps.dtype)
         if self.training:
             for vq in self._quantizers():
                 check_level(vq, request.freezes(vq))
@@ -335,13 +310,12 @@ class HierarchicalVQ(WideBuffers):
         return number_if_free(self._drawn_depth())
 
     def _drawn_depth(self) -> Tensor:
-        depth: Tensor = _ops.drawn_scales(
+        return _ops.drawn_scales(
             self.levels[0]._codebook.rng,
             self.num_levels,
             self.nested_dropout,
             self.nested_dropout_min_levels,
         )
-        return depth
 
     def _cutoff(self, depth: int | Tensor) -> int | Tensor | None:
         if isinstance(depth, Tensor):

@@ -9,13 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchvq._base import constants as _constants
 from torchvq._base.compat import as_returned, vqp_compat_of
-from torchvq._base.constants import (
-    ConstantBuffers,
-    expect_same_codes,
-    materialise_constants,
-    to_default_device,
-)
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect
@@ -26,24 +21,13 @@ from torchvq._base.replaced import methods_of, warn_of_replaced
 from torchvq._base.replay import StepRecords
 from torchvq._base.torch_private import inside_backward, outside_graphs
 from torchvq._base.wide_buffers import wide_dtype
-from torchvq._codebook.in_place import (
-    OptimizerInCheckpoint,
-    accumulate_gradients,
-    average_gradients,
-    gradients_before,
-    keep_optimizer_in_checkpoint,
-    learns_in_place,
-    optimizer_text,
-    own_backward,
-    step_in_place_optimizer,
-    target_of,
-)
+from torchvq._codebook import in_place as _in_place
 from torchvq.outputs import QuantizeOutput
 
 _ops = torch.ops.torchvq
 
 
-class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
+class LatentQuantize(OwnHandle, _in_place.OptimizerInCheckpoint, nn.Module):
     """Replaces every feature of a latent by the nearest of a few learnt values of that feature.
 
     Hsu et al. 2023, Disentanglement via Latent Quantization, arXiv:2305.18378. The gradient passes from output to input
@@ -92,7 +76,6 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
     """
 
     values_per_latent: "nn.ParameterList | FixedValues"
-    in_place_parameter_names: list[str]
 
     def __init__(
         self,
@@ -141,19 +124,19 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
         self.has_projections = self.effective_codebook_dim != dim
         self.project_in, self.project_out = make_projections(dim, self.effective_codebook_dim)
         self.values_per_latent = (
-            nn.ParameterList(nn.Parameter(to_default_device(own)) for own in initial)
+            nn.ParameterList(nn.Parameter(_constants.to_default_device(own)) for own in initial)
             if self.optimize_values
             else FixedValues(initial)
         )
         if not self.optimize_values:
-            self.register_load_state_dict_post_hook(materialise_constants)  # type: ignore[no-untyped-call]
+            self.register_load_state_dict_post_hook(_constants.materialise_constants)  # type: ignore[no-untyped-call]
         self._stepped: StepRecords[list[Tensor]] = StepRecords()
         self.in_place_codebook_optimizer: Optimizer | None = None
         if in_place_codebook_optimizer is not None:
             self.in_place_codebook_optimizer = in_place_codebook_optimizer(
                 self.values_per_latent.parameters()
             )
-            keep_optimizer_in_checkpoint(self)
+            _in_place.keep_optimizer_in_checkpoint(self)
         self.handle = _ops.new_handle()
 
     def extra_repr(self) -> str:
@@ -186,17 +169,16 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
         tokens = z if in_order else layout.pack(z, token_mask)
         projects = not projects_nothing(self.project_in, self.project_out)
         latents = self._split(project(self.project_in, tokens) if projects else tokens)
+        weights = dict(
+            commitment=self.commitment_loss_weight, quantization=self.quantization_loss_weight
+        )
         learns = self.training and not self.vqp_compat
         code_mask = token_mask
         if token_mask is not None and self.num_codebooks > 1:
             code_mask = token_mask.unsqueeze(-1).expand(latents.shape[:-1])
         values = self._values_of_step(latents, code_mask)
         codes, indices, loss = _ops.latent_quantize_features(
-            latents,
-            values,
-            commitment=self.commitment_loss_weight if learns else 0.0,
-            quantization=self.quantization_loss_weight if learns else 0.0,
-            mask=code_mask,
+            latents, values, mask=code_mask, **(weights if learns else {})
         )
         output = codes if self.num_codebooks == 1 else codes.flatten(-2)
         if projects:
@@ -204,18 +186,10 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
         if not self.training:
             loss = torch.zeros_like(loss)
         elif self.vqp_compat:
-            loss = _ops.vqp_latent_loss(
-                tokens,
-                output,
-                commitment=self.commitment_loss_weight,
-                quantization=self.quantization_loss_weight,
-                mask=token_mask,
-            )
+            loss = _ops.vqp_latent_loss(tokens, output, mask=token_mask, **weights)
         output = output.to(z.dtype)
-        if token_mask is not None:
-            output = _ops.fill_padding(output, token_mask)
         if not in_order:
-            output = layout.unpack(output, z)
+            output = layout.unpack(output, z, token_mask)
         return QuantizeOutput(output, self._restored(indices, None if in_order else z), loss)
 
     # Codes -----------------------------------------------------------------------------------------------------
@@ -225,12 +199,13 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
         """All codes (K, D), computed at each call, without a gradient."""
         values = [own.detach() for own in self.values_per_latent]
         every = torch.arange(self.codebook_size, device=values[0].device)
-        codes: Tensor = _ops.latent_decode(every, values)
-        return codes
+        return _ops.latent_decode(every, values)
 
     @implicit_codebook.setter
     def implicit_codebook(self, codes: Tensor) -> None:
-        expect_same_codes("LatentQuantize", "implicit_codebook", codes, self.implicit_codebook)
+        _constants.expect_same_codes(
+            "LatentQuantize", "implicit_codebook", codes, self.implicit_codebook
+        )
 
     def quantize(self, z: Tensor) -> Tensor:
         """Codes (*, D) of latents (*, D), with a straight-through gradient."""
@@ -265,26 +240,22 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
 
     def commitment_loss(self, z: Tensor, zhat: Tensor, reduce: str = "mean") -> Tensor:
         """Mean of (z - zhat)^2, which pulls z: zhat is a constant. ``reduce``: mean, sum or none."""
-        pulls_zhat = self.vqp_compat
-        return (_ops.latent_quantization_loss if pulls_zhat else _ops.latent_commitment_loss)(
-            z, zhat, reduce
-        )
+        loss = _ops.latent_quantization_loss if self.vqp_compat else _ops.latent_commitment_loss
+        return loss(z, zhat, reduce)
 
     def quantization_loss(self, z: Tensor, zhat: Tensor, reduce: str = "mean") -> Tensor:
         """Mean of (z - zhat)^2, which pulls zhat: z is a constant. ``reduce``: mean, sum or none.
 
         ``indices_to_codes(indices, project_out=False)`` gives a zhat whose gradient reaches the values.
         """
-        pulls_z = self.vqp_compat
-        return (_ops.latent_commitment_loss if pulls_z else _ops.latent_quantization_loss)(
-            z, zhat, reduce
-        )
+        loss = _ops.latent_commitment_loss if self.vqp_compat else _ops.latent_quantization_loss
+        return loss(z, zhat, reduce)
 
     # Values ----------------------------------------------------------------------------------------------------
 
     def update_in_place_optimizer(self) -> None:
         """Steps the in-place optimizer of the values, then clears its gradients; does nothing without one."""
-        step_in_place_optimizer(self)
+        _in_place.step_in_place_optimizer(self)
 
     def _values_of_step(self, latents: Tensor, mask: Tensor | None) -> list[Tensor]:
         """The values that this forward quantizes to; an in-place optimizer has updated them first."""
@@ -293,7 +264,7 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
         values: list[Tensor] = [getattr(self.values_per_latent, name) for name in names]
         if self.vqp_compat:
             values = [own.detach() for own in values]
-        if not learns_in_place(self, self.values_per_latent):
+        if not _in_place.learns_in_place(self, self.values_per_latent):
             return values
         return self._stepped_values(latents, mask)
 
@@ -312,16 +283,16 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
     def _step_in_place(self, latents: Tensor, values: list[Tensor], mask: Tensor | None) -> None:
         ranks = everybody(f"LatentQuantize(dim={self.dim}, codebook_size={self.codebook_size})")
         self._handshake(latents, ranks)
-        with gradients_before(self.values_per_latent) as before:
-            with own_backward():
-                latents = target_of(latents)
+        with _in_place.gradients_before(self.values_per_latent) as before:
+            with _in_place.own_backward():
+                latents = _in_place.target_of(latents)
                 _, _, loss = _ops.latent_quantize_features(
                     latents, values, quantization=1.0, mask=mask
                 )
-                accumulate_gradients(loss, self.values_per_latent)
+                _in_place.accumulate_gradients(loss, self.values_per_latent)
             rows = latents.to(loss.dtype).reshape(1, -1, self.codebook_dim)
             row_mask = None if mask is None else mask.reshape(1, -1)
-            if average_gradients(before, rows, row_mask, ranks):
+            if _in_place.average_gradients(before, rows, row_mask, ranks):
                 self.update_in_place_optimizer()
 
     def _handshake(self, latents: Tensor, ranks: Ranks) -> None:
@@ -329,7 +300,7 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
         if ranks.alone:
             return
         values = [own.detach() for own in self.values_per_latent]
-        optimizer = optimizer_text(self)
+        optimizer = _in_place.optimizer_text(self)
         signature = f"{tokens_text(latents.dtype)}; LatentQuantize of levels {self.levels}, own optimizer {optimizer}"
         _ops.handshake_(values, handle=self.handle, signature=signature, **ranks.options())
 
@@ -354,7 +325,7 @@ class LatentQuantize(OwnHandle, OptimizerInCheckpoint, nn.Module):
         return as_returned(indices, self.vqp_compat, self.codebook_size)
 
 
-class FixedValues(ConstantBuffers):
+class FixedValues(_constants.ConstantBuffers):
     """Values that do not learn: they follow the module to its device and are not part of checkpoints."""
 
     def __init__(self, values: Iterable[Tensor]) -> None:

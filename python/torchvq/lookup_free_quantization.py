@@ -14,7 +14,7 @@ from torchvq._base.constants import expect_same_codes, to_default_device
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.not_here import explain_absent
-from torchvq._base.options import check_options, expect, keep_values
+from torchvq._base.options import check_options, expect, keep_values, named
 from torchvq._base.own_handle import OwnHandle
 from torchvq._base.projection import (
     decoding_dtype,
@@ -171,28 +171,22 @@ class LFQ(OwnHandle, RandomState):
         check_options("LFQ", locals())
         bits = _bits(dim, codebook_size, num_codebooks)
         vqp_compat = vqp_compat_of(vqp_compat)
+        kept = named(
+            locals(),
+            "num_codebooks entropy_loss_weight commitment_loss_weight diversity_gamma "
+            "codebook_scale frac_per_sample_entropy soft_clamp_input_value channel_first "
+            "experimental_softplus_entropy_loss entropy_loss_offset spherical "
+            "force_quantization_f32 orthogonal_rotation vqp_compat",
+        )
         keep_values(
             self,
+            **kept,
             codebook_size=2**bits,
             codebook_dim=bits,
-            num_codebooks=num_codebooks,
             dim=bits * num_codebooks if dim is None else dim,
             keep_num_codebooks_dim=(
                 num_codebooks > 1 if keep_num_codebooks_dim is None else keep_num_codebooks_dim
             ),
-            entropy_loss_weight=entropy_loss_weight,
-            commitment_loss_weight=commitment_loss_weight,
-            diversity_gamma=diversity_gamma,
-            codebook_scale=codebook_scale,
-            frac_per_sample_entropy=frac_per_sample_entropy,
-            soft_clamp_input_value=soft_clamp_input_value,
-            channel_first=channel_first,
-            experimental_softplus_entropy_loss=experimental_softplus_entropy_loss,
-            entropy_loss_offset=entropy_loss_offset,
-            spherical=spherical,
-            force_quantization_f32=force_quantization_f32,
-            orthogonal_rotation=orthogonal_rotation,
-            vqp_compat=vqp_compat,
             sync_codebook=False if vqp_compat else sync_codebook,
             process_group=group_name("LFQ", process_group),
         )
@@ -236,11 +230,8 @@ class LFQ(OwnHandle, RandomState):
     @property
     def code_value(self) -> float:
         """The magnitude of each feature of a code."""
-        return (
-            self.codebook_scale / math.sqrt(self.codebook_dim)
-            if self.spherical
-            else self.codebook_scale
-        )
+        scale = self.codebook_scale
+        return scale / math.sqrt(self.codebook_dim) if self.spherical else scale
 
     @property
     def signature(self) -> str:
@@ -286,13 +277,9 @@ class LFQ(OwnHandle, RandomState):
         # A recomputation needs to know of draws, and of what ranks have added up.
         records = self.training and ("rng" in self._buffers or not ranks.alone)
         with self.drawing() if records else nullcontext() as rng:
+            trains = self.training
             request = Request(
-                token_mask,
-                rng,
-                ranks,
-                inv_temperature,
-                estimates=self.training,
-                scores=self.training,
+                token_mask, rng, ranks, inv_temperature, estimates=trains, scores=trains
             )
             return self._forward(x, layout, request, return_loss_breakdown)
 
@@ -311,9 +298,7 @@ class LFQ(OwnHandle, RandomState):
         quantized, indices = found.quantized, found.indices
         if projects:
             quantized = project(self.project_out, quantized).to(x.dtype)
-            if filled_mask is not None:
-                quantized = _ops.fill_padding(quantized, filled_mask)
-            quantized = layout.unpack(quantized, x)
+            quantized = layout.unpack(quantized, x, filled_mask)
             indices = layout.unpack_positions(indices, x)
         if self.keep_num_codebooks_dim and self.num_codebooks == 1:
             indices = indices.unsqueeze(-1)
@@ -384,15 +369,12 @@ class LFQ(OwnHandle, RandomState):
             IndexError: for an index outside [-1, codebook_size).
         """
         indices = as_int64("LFQ", indices)
-        if self.keep_num_codebooks_dim:
-            if indices.dim() == 0 or indices.shape[-1] != self.num_codebooks:
-                raise ValueError(
-                    f"LFQ: expected indices to have {self.num_codebooks} codebooks on the last axis, "
-                    f"but got shape {list(indices.shape)}"
-                )
-            per_codebook = indices
-        else:
-            per_codebook = indices.unsqueeze(-1)
+        per_codebook = indices if self.keep_num_codebooks_dim else indices.unsqueeze(-1)
+        if per_codebook.dim() == 0 or per_codebook.shape[-1] != self.num_codebooks:
+            raise ValueError(
+                f"LFQ: expected indices to have {self.num_codebooks} codebooks on the last axis, "
+                f"but got shape {list(indices.shape)}"
+            )
         dtype = decoding_dtype(self.project_in, self.project_out, state=self._buffers.values())
         codes = _ops.sign_decode(
             per_codebook, self.codebook_dim, scale=self.code_value, dtype=dtype

@@ -5,13 +5,13 @@ import os
 import warnings
 from numbers import Real
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, TextIO
 
 import torch.distributed as dist
 from torch import nn
 
-from torchvq._base.arguments import integer
+from torchvq._base.arguments import expect_kind, integer
+from torchvq._base.options import expect
 from torchvq._base.ranks import group_of
 from torchvq._base.torch_private import WRAPPER_NAMES
 from torchvq._codebook.collapse import CollapseLimits, CollapseWarning, LevelWatch
@@ -76,10 +76,7 @@ class Monitor:
         synced: bool = False,
         limits: CollapseLimits | None = CollapseLimits(),  # noqa: B008 (immutable)
     ) -> None:
-        if not isinstance(module, nn.Module):
-            raise TypeError(
-                f"Monitor: expected module to be a torch.nn.Module, but got {type(module).__name__}"
-            )
+        expect_kind("Monitor", "module", module, nn.Module, "a torch.nn.Module")
         self.quantizers = _quantizers(module)
         if not self.quantizers:
             raise ValueError(
@@ -87,8 +84,6 @@ class Monitor:
                 f"but got {type(module).__name__} without one"
             )
         every = _count("every", every)
-        if limits is not None:
-            limits = _checked(limits)
         self.json_lines = None if json_lines is None else Path(json_lines)
         self.writer = writer
         self.tag = tag
@@ -98,6 +93,7 @@ class Monitor:
         self._file: TextIO | None = None
         self._watches: dict[str, LevelWatch] = {}
         if limits is not None:
+            limits = _checked(limits)
             self._watches = {name: LevelWatch(name, limits) for name in self.quantizers}
 
     def step(self, step: int | None = None) -> dict[str, CodebookStats]:
@@ -146,13 +142,8 @@ class Monitor:
             _drop_cut_line(self.json_lines)
             self._file = self.json_lines.open("a", encoding="utf-8")
         for name, stats in found.items():
-            line = {
-                "step": step,
-                "quantizer": name,
-                "codes": _codes(self.quantizers[name]),
-                **stats._asdict(),
-            }
-            self._file.write(json.dumps(line) + "\n")
+            place = {"step": step, "quantizer": name, "codes": _codes(self.quantizers[name])}
+            self._file.write(json.dumps(place | stats._asdict()) + "\n")
         # Readers of the file see all steps, also during the run and after it was killed.
         self._file.flush()
 
@@ -171,34 +162,24 @@ class Monitor:
     def __enter__(self) -> "Monitor":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def _count(what: str, value: int) -> int:
     count = integer("Monitor", what, value)
-    if count < 1:
-        raise ValueError(f"Monitor: expected {what} to be at least 1, but got {count}")
+    expect("Monitor", count >= 1, what, "at least 1", count)
     return count
 
 
 def _checked(limits: CollapseLimits) -> CollapseLimits:
-    if not isinstance(limits, CollapseLimits):
-        raise TypeError(
-            f"Monitor: expected limits to be CollapseLimits or None, but got {type(limits).__name__}"
-        )
+    expect_kind("Monitor", "limits", limits, CollapseLimits, "CollapseLimits or None")
     fractions = limits._asdict()
     window = _count("the window of limits", fractions.pop("window"))
     for name, value in fractions.items():
         if not isinstance(value, Real):
             raise TypeError(f"Monitor: expected {name} of limits to be a number, but got {value!r}")
-        if not 0 <= float(value) <= 1:
-            raise ValueError(f"Monitor: expected {name} of limits to be in [0, 1], but got {value}")
+        expect("Monitor", 0 <= float(value) <= 1, f"{name} of limits", "in [0, 1]", value)
     return limits._replace(window=window)
 
 

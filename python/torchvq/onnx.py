@@ -104,16 +104,22 @@ def _exported(
 # Parts of graphs ---------------------------------------------------------------------------------------------------
 
 
-def _opset() -> Any:
-    from onnxscript import opset18
+class _Opset:
+    """The operators of ONNX; their package is imported when the first of them is used."""
 
-    return opset18
+    def __getattr__(self, name: str) -> Any:
+        from onnxscript import opset18
+
+        return getattr(opset18, name)
+
+
+op: Any = _Opset()
 
 
 def _constant(tensor: Tensor) -> _Value:
     import onnx_ir
 
-    return _opset().Constant(value=onnx_ir.tensor(tensor.numpy()))
+    return op.Constant(value=onnx_ir.tensor(tensor.numpy()))
 
 
 def _number(value: float) -> _Value:
@@ -126,12 +132,11 @@ def _last_axis() -> _Value:
 
 
 def _float(x: _Value) -> _Value:
-    return _opset().Cast(x, to=_FLOAT)
+    return op.Cast(x, to=_FLOAT)
 
 
 def _gather(codebook: _Value, indices: _Value) -> _Value:
     """Codes (H, N, D) of indices (H, N); zeros for -1."""
-    op = _opset()
     zero = _constant(torch.tensor(0))
     last = _last_axis()
     codes = op.GatherND(codebook, op.Unsqueeze(op.Max(indices, zero), last), batch_dims=1)
@@ -143,14 +148,12 @@ def _of_heads(codebook: _Value, like: _Value) -> _Value:
     """Codes (H, K, D), also of a codebook that the heads of ``like`` (H, ...) share."""
     if len(codebook.shape) == 3 and codebook.shape[0] == like.shape[0]:
         return codebook
-    op = _opset()
     heads = op.Shape(like, start=0, end=1)
     return op.Expand(codebook, op.Concat(heads, _constant(torch.tensor([1, 1])), axis=0))
 
 
 def _nonfinite_rows(x: _Value, mask: _Value = None) -> _Value:
     """Rows (H, N) with a NaN or infinity, among the tokens of the mask (H, N)."""
-    op = _opset()
     bad = op.Or(op.IsNaN(x), op.IsInf(x))
     rows = op.Cast(op.ReduceMax(op.Cast(bad, to=_INT32), _last_axis(), keepdims=0), to=_BOOL)
     return rows if mask is None else op.And(rows, mask)
@@ -158,12 +161,10 @@ def _nonfinite_rows(x: _Value, mask: _Value = None) -> _Value:
 
 def _zero_rows(x: _Value) -> _Value:
     """Rows (H, N) of zeros only."""
-    op = _opset()
     return op.Equal(op.ReduceL1(x, _last_axis(), keepdims=0), _number(0.0))
 
 
 def _unit(x: _Value) -> _Value:
-    op = _opset()
     norm = op.ReduceL2(x, _last_axis(), keepdims=1)
     one = _number(1.0)
     return op.Div(x, op.Where(op.Equal(norm, _number(0.0)), one, norm))
@@ -173,7 +174,6 @@ def _nearest(x: _Value, codebook: _Value, metric: str, mask: _Value) -> _Value:
     """Indices (H, N); -1 for padding. The mean of the codes is subtracted first, so that a common offset costs no
     digits.
     """
-    op = _opset()
     cosine = metric == "cosine"
     if cosine:
         x, codebook = _unit(x), _unit(codebook)
@@ -192,14 +192,12 @@ def _nearest(x: _Value, codebook: _Value, metric: str, mask: _Value) -> _Value:
 
 def _nan_in_rows(codes: _Value, rows: _Value) -> _Value:
     """Codes, with NaN in rows whose input is not finite."""
-    op = _opset()
     nan = op.CastLike(_number(float("nan")), codes)
     return op.Where(op.Unsqueeze(rows, _last_axis()), nan, codes)
 
 
 def _index(digits: _Value, places: Tensor) -> _Value:
     """Indices (...) of digits (..., D)."""
-    op = _opset()
     last, half = _last_axis(), _constant(torch.tensor(2**31))
     terms = op.Mul(digits, _constant(places))
     # onnxruntime rounds sums of integers as float64 does, so each sum has at most 53 bits.
@@ -210,7 +208,6 @@ def _index(digits: _Value, places: Tensor) -> _Value:
 
 def _digits(indices: _Value, levels: Sequence[int]) -> _Value:
     """Level of each feature (..., D); -1 for the index -1."""
-    op = _opset()
     last = _last_axis()
     places, counts = _constant(place_values(levels)), _constant(torch.tensor(levels))
     wide = op.Unsqueeze(op.Max(indices, _constant(torch.tensor(0))), last)
@@ -221,7 +218,6 @@ def _digits(indices: _Value, levels: Sequence[int]) -> _Value:
 
 def _table(digits: _Value, codes: Tensor) -> _Value:
     """Codes (..., D) of levels (..., D), from a table (D, L)."""
-    op = _opset()
     features = _constant(torch.arange(len(codes)))
     column = op.Expand(features, op.Shape(digits))
     last = _last_axis()
@@ -230,7 +226,6 @@ def _table(digits: _Value, codes: Tensor) -> _Value:
 
 
 def _scalars(x: _Value, levels: Sequence[int], bound: str) -> tuple[_Value, _Value]:
-    op = _opset()
     wide = op.Unsqueeze(x, _last_axis())
     reached = op.Cast(
         op.GreaterOrEqual(wide, _constant(level_thresholds(levels, bound))), to=_INT64
@@ -281,7 +276,6 @@ def _residual_encode(
     prepared: Any = None,  # only makes the search on the CPU faster
 ) -> tuple[_Value, _Value]:
     _expect_absent("residual_encode", depth=depth)
-    op = _opset()
     left = wide = _float(x)
     chosen, total = [], None
     for codebook in codebooks:
@@ -295,7 +289,6 @@ def _residual_encode(
 
 
 def _residual_decode(indices: _Value, codebooks: Sequence[Any]) -> _Value:
-    op = _opset()
     total = None
     for level, codebook in enumerate(codebooks):
         table = _of_heads(codebook, indices)
@@ -313,7 +306,6 @@ def _scalar_quantize(
 def _residual_scalar_quantize(
     x: _Value, levels: Sequence[int], scales: _Value, bound: str = "symmetric_clamp"
 ) -> tuple[_Value, _Value]:
-    op = _opset()
     left = _float(x)
     total, chosen = None, []
     for level in range(scales.shape[0]):
@@ -330,7 +322,6 @@ def _scalar_decode(
     indices: _Value, levels: Sequence[int], symmetric: bool = False, dtype: int | None = None
 ) -> _Value:
     _expect_absent("scalar_decode", float64=dtype == _DOUBLE)
-    op = _opset()
     digits = _digits(indices, levels)
     zero = _constant(torch.tensor(0))
     codes = _table(op.Max(digits, zero), level_codes(levels, bool(symmetric)))
@@ -338,7 +329,6 @@ def _scalar_decode(
 
 
 def _sign_quantize(x: _Value, scale: float = 1.0) -> tuple[_Value, _Value]:
-    op = _opset()
     wide = _float(x)
     bits = op.Greater(wide, _number(0.0))
     codes = op.Where(bits, _number(scale), _number(-scale))
@@ -352,27 +342,21 @@ def _sign_decode(
     indices: _Value, bits: int, scale: float = 1.0, dtype: int | None = None
 ) -> _Value:
     _expect_absent("sign_decode", float64=dtype == _DOUBLE)
-    op = _opset()
     # From the last place to the first: the first bit is the most significant.
     digits = op.Gather(
         _digits(indices, [2] * bits), _constant(torch.arange(bits - 1, -1, -1)), axis=-1
     )
-    codes = op.Where(
-        op.Equal(digits, _constant(torch.tensor(1))),
-        _number(scale),
-        _number(-scale),
-    )
+    codes = op.Where(op.Equal(digits, _constant(torch.tensor(1))), _number(scale), _number(-scale))
     return op.Where(op.Less(digits, _constant(torch.tensor(0))), _number(0.0), codes)
 
 
 def _snapshot(codebook: _Value) -> _Value:
-    return _opset().Identity(codebook)
+    return op.Identity(codebook)
 
 
 def _stable_sort(
     x: _Value, stable: bool = True, dim: int = -1, descending: bool = False
 ) -> tuple[_Value, _Value]:
-    op = _opset()
     length = op.Gather(op.Shape(x), _constant(torch.tensor([dim])), axis=0)
     # For equal values, TopK returns the lower index first.
     values, indices = op.TopK(x, length, axis=dim, largest=int(descending), sorted=1)
@@ -387,7 +371,6 @@ def _resample_scale(
     x: _Value, size: Sequence[int], full: Sequence[int | _Value], direction: str
 ) -> _Value:
     """A product with the weights of each axis in turn, which is moved to the end; then the axes are in order again."""
-    op = _opset()
     averages, axes = direction == "average", len(size)
     if not averages:
         tokens = op.Transpose(x, perm=[0, 2, 1])
@@ -404,7 +387,6 @@ def _resample_scale(
 
 def _cell_means(cells: int, positions: _Value) -> _Value:
     """1 / size of a cell for the positions in it, (positions, cells) in float64."""
-    op = _opset()
     cell, count = _constant(torch.arange(cells)), _constant(torch.tensor(cells))
     start = op.Div(op.Mul(cell, positions), count)
     after = op.Mul(op.Add(cell, _constant(torch.tensor(1))), positions)
@@ -416,7 +398,6 @@ def _cell_means(cells: int, positions: _Value) -> _Value:
 
 def _cell_shares(cells: int, positions: _Value) -> _Value:
     """The shares of the cells in each position, (cells, positions) in float64."""
-    op = _opset()
     half, zero, one, count, last = (
         _constant(torch.tensor(value, dtype=torch.float64))
         for value in (0.5, 0, 1, cells, cells - 1)
@@ -428,7 +409,7 @@ def _cell_shares(cells: int, positions: _Value) -> _Value:
 
 
 def _range(count: _Value) -> _Value:
-    return _opset().Range(_constant(torch.tensor(0)), count, _constant(torch.tensor(1)))
+    return op.Range(_constant(torch.tensor(0)), count, _constant(torch.tensor(1)))
 
 
 _TABLE: dict[str, Callable[..., Any]] = {

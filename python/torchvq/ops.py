@@ -35,6 +35,8 @@ from torchvq._scalar.operators import (  # noqa: F401  (the operators without a 
 )
 from torchvq.outputs import exportable
 
+_ops = torch.ops.torchvq
+
 
 class NearestCodeOutput(NamedTuple):
     """The result of `nearest_code`."""
@@ -52,12 +54,12 @@ def lookup_codes(codebook: Tensor, indices: Tensor) -> Tensor:
 
     Gradient to the codebook, added up in a fixed order. IndexError for an index outside [-1, K).
     """
-    return torch.ops.torchvq.lookup_codes(codebook, indices)
+    return _ops.lookup_codes(codebook, indices)
 
 
 def unit_vectors(x: Tensor) -> Tensor:
     """x divided by its norm along the last axis: float32, or float64 for float64. Zero vectors stay zero."""
-    return torch.ops.torchvq.unit_vectors(x)
+    return _ops.unit_vectors(x)
 
 
 def code_exponents(codebook: Tensor) -> Tensor:
@@ -65,7 +67,7 @@ def code_exponents(codebook: Tensor) -> Tensor:
 
     The smallest e with ``max|code| <= 2**e``, but at least the mean of these over the codes of the head.
     """
-    return torch.ops.torchvq.code_exponents(codebook)
+    return _ops.code_exponents(codebook)
 
 
 def code_statistics(
@@ -78,12 +80,12 @@ def code_statistics(
     float64 tokens, else 1), and the exponents of the sums, int32 (H, K). The bits are the same for any order, split,
     thread count and device; :func:`decode_sums` converts sums to floating point. Rows that are not finite are left out.
     """
-    return torch.ops.torchvq.code_statistics(x, indices, exponents, mask=mask)
+    return _ops.code_statistics(x, indices, exponents, mask=mask)
 
 
 def decode_sums(sums: Tensor, exponents: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
     """Fixed-point sums of :func:`code_statistics` as float32 or float64 (H, K, D), rounded once."""
-    return torch.ops.torchvq.decode_sums(sums, exponents, dtype=dtype)
+    return _ops.decode_sums(sums, exponents, dtype=dtype)
 
 
 def ema_update_(
@@ -111,7 +113,7 @@ def ema_update_(
     codes with the most tokens by ``0.8 * weight`` of the distance, one unused code to each. A head without
     tokens does not change.
     """
-    torch.ops.torchvq.ema_update_(
+    _ops.ema_update_(
         cluster_size,
         embed_avg,
         embed,
@@ -140,9 +142,7 @@ def ema_finish_(
 
     Faint codes keep their place, and unused ones move to codes with many tokens as in :func:`ema_update_`.
     """
-    torch.ops.torchvq.ema_finish_(
-        embed, cluster_size, embed_avg, decay=decay, eps=eps, metric=metric
-    )
+    _ops.ema_finish_(embed, cluster_size, embed_avg, decay=decay, eps=eps, metric=metric)
 
 
 def snapshot(codebook: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ def snapshot(codebook: Tensor) -> Tensor:
 
     Use it for a codebook that backward needs and that the same forward overwrites.
     """
-    return torch.ops.torchvq.snapshot(codebook)
+    return _ops.snapshot(codebook)
 
 
 def commitment_loss(x: Tensor, codes: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -160,7 +160,7 @@ def commitment_loss(x: Tensor, codes: Tensor, *, mask: Tensor | None = None) -> 
     commitment of the encoder, ``x`` for the codebook loss, neither for both. No unmasked token: 0 with zero
     gradient. The result is float64 if an argument is, else float32.
     """
-    return torch.ops.torchvq.commitment_loss(x, codes, mask=mask)
+    return _ops.commitment_loss(x, codes, mask=mask)
 
 
 def commitment_cross_entropy(
@@ -173,9 +173,7 @@ def commitment_cross_entropy(
     real tokens. Gradients to ``x`` and ``codebook`` are computed by the forward, so that the codebook may be
     overwritten before backward; once differentiable. Memory O(N D + K D).
     """
-    return torch.ops.torchvq.commitment_cross_entropy(
-        x, codebook, targets, metric=metric, mask=mask
-    )
+    return _ops.commitment_cross_entropy(x, codebook, targets, metric=metric, mask=mask)
 
 
 def codebook_diversity_loss(
@@ -194,7 +192,7 @@ def codebook_diversity_loss(
     and positions. Gradients as in :func:`commitment_cross_entropy`. ``totals``, the sum over W ranks of
     :func:`codebook_diversity_totals`, gives the loss of the tokens of all ranks, with W times the gradient.
     """
-    return torch.ops.torchvq.codebook_diversity_loss(
+    return _ops.codebook_diversity_loss(
         x, codebook, temperature=temperature, metric=metric, mask=mask, totals=totals
     )
 
@@ -203,7 +201,7 @@ def codebook_diversity_totals(
     x: Tensor, codebook: Tensor, *, temperature: float, metric: str, mask: Tensor | None = None
 ) -> Tensor:
     """Sums of the probabilities of :func:`codebook_diversity_loss`, number of tokens, and 1: (H, K + 2)."""
-    return torch.ops.torchvq.codebook_diversity_totals(
+    return _ops.codebook_diversity_totals(
         x, codebook, temperature=temperature, metric=metric, mask=mask
     )
 
@@ -221,9 +219,7 @@ def orthogonal_loss(
     to a random subset drawn by ``rng``, int64 of shape (2,). The gradient to ``codebook`` is computed by the
     forward; once differentiable. Memory O(K D).
     """
-    return torch.ops.torchvq.orthogonal_loss(
-        codebook, indices=indices, max_codes=max_codes, rng=rng
-    )
+    return _ops.orthogonal_loss(codebook, indices=indices, max_codes=max_codes, rng=rng)
 
 
 def replace_dead_codes_(
@@ -253,7 +249,7 @@ def replace_dead_codes_(
 
     ``torch.ops.torchvq.replace_dead_codes_`` takes lists, an entry for each of several codebooks.
     """
-    return torch.ops.torchvq.replace_dead_codes_(
+    return _ops.replace_dead_codes_(
         [embed],
         [embed_avg],
         [cluster_size],
@@ -279,7 +275,7 @@ def dead_code_candidates(
 
     Results of several ranks are concatenated on axis 1 for :func:`replace_with_candidates_`.
     """
-    return torch.ops.torchvq.dead_code_candidates(x, rng, count, mask=mask, metric=metric)
+    return _ops.dead_code_candidates(x, rng, count, mask=mask, metric=metric)
 
 
 def replace_with_candidates_(
@@ -300,7 +296,7 @@ def replace_with_candidates_(
     most_per_token: float | None = None,
 ) -> Tensor:
     """Second half of :func:`replace_dead_codes_`: replaces dead codes by given candidates, in place."""
-    return torch.ops.torchvq.replace_with_candidates_(
+    return _ops.replace_with_candidates_(
         [embed],
         [embed_avg],
         [cluster_size],
@@ -327,7 +323,7 @@ def gumbel_straight_through(
     and shapes are those of :func:`commitment_cross_entropy`. Index -1 gives zeros and no gradient, temperature 0
     no gradient to ``x``. Backward uses a copy of the codebook made by the forward; once differentiable.
     """
-    return torch.ops.torchvq.gumbel_straight_through(
+    return _ops.gumbel_straight_through(
         x, codebook, indices, temperature=temperature, metric=metric
     )
 
@@ -350,7 +346,7 @@ def sample_codes(
     and ``stream`` separates draws of one step. Temperature 0 takes the best score. The draws are the same on
     every device; torch's generator is not used. No gradient; see :func:`gumbel_straight_through`.
     """
-    return torch.ops.torchvq.sample_codes(
+    return _ops.sample_codes(
         x, codebook, rng, temperature=temperature, metric=metric, stream=stream, topk=topk
     )
 
@@ -368,9 +364,7 @@ def kmeans(
 
     A head without usable tokens gets zeros instead of an error.
     """
-    return torch.ops.torchvq.kmeans(
-        x, codebook_size, rng, iterations=iterations, metric=metric, mask=mask
-    )
+    return _ops.kmeans(x, codebook_size, rng, iterations=iterations, metric=metric, mask=mask)
 
 
 def nearest_code(
@@ -417,7 +411,7 @@ def nearest_code(
         TypeError: for arguments that are not floating point.
     """
     return NearestCodeOutput(
-        *torch.ops.torchvq.nearest_code(
+        *_ops.nearest_code(
             x,
             codebook,
             metric=metric,

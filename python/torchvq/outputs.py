@@ -146,20 +146,6 @@ def exportable(output: type) -> None:
     torch.serialization.add_safe_globals([output])
 
 
-for _output in (
-    BinaryMapperOutput,
-    BinaryMapperOutputWithIndices,
-    FSPOutput,
-    HierarchicalOutput,
-    HierarchicalOutputWithCutoff,
-    LossBreakdown,
-    QuantizeOutput,
-    QuantizeOutputWithBreakdown,
-    ResidualOutput,
-    ResidualOutputWithCodes,
-    LookupFreeOutput,
-    LookupFreeLossBreakdown,
-    ScalarOutput,
-    ScalarOutputWithCodes,
-):
-    exportable(_output)
+for _output in list(vars().values()):
+    if hasattr(_output, "_fields"):
+        exportable(_output)

@@ -1,6 +1,6 @@
 """RandomProjectionQuantizer: targets for masked prediction from a quantizer that is not trained."""
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.constants import to_default_device
 from torchvq._base.layout import Layout, layout_by_options
-from torchvq._base.options import check_options, keep_values, take_out
+from torchvq._base.options import check_options, keep_values, named, take_out
 from torchvq._base.projection import project
 from torchvq._base.wide_buffers import WideBuffers, wide_default, widened
 from torchvq._codebook.request import check_targets
@@ -106,11 +106,7 @@ class RandomProjectionQuantizer(WideBuffers):
         take_out(owner, kwargs, _OWN)
         keep_values(
             self,
-            dim=dim,
-            codebook_size=codebook_size,
-            codebook_dim=codebook_dim,
-            num_codebooks=num_codebooks,
-            norm=norm,
+            **named(own, "dim codebook_size codebook_dim num_codebooks norm"),
             vqp_compat=vqp_compat_of(vqp_compat),
             accept_image_fmap=layout.get("accept_image_fmap", False),
             accept_3d_fmap=layout.get("accept_3d_fmap", False),
@@ -176,7 +172,7 @@ class RandomProjectionQuantizer(WideBuffers):
             loss = _ops.commitment_cross_entropy(
                 projected, codes, layout.split_indices(indices), metric="cosine", mask=head_mask
             )
-            return cast(Tensor, _ops.weighted_loss([loss], [1.0], self.training))
+            return _ops.weighted_loss([loss], [1.0], self.training)
         found = _ops.nearest_code(projected.detach(), codes, metric="cosine")[0]
         if head_mask is not None:
             found = found.masked_fill(head_mask.logical_not(), -1)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -155,10 +155,7 @@ class ResidualFSQ(ResidualStack):
             ValueError: wrong shapes. TypeError: wrong dtypes.
         """
         result = self.run(
-            x,
-            mask=mask,
-            return_all_codes=return_all_codes,
-            seed=rand_quantize_dropout_fixed_seed,
+            x, mask=mask, return_all_codes=return_all_codes, seed=rand_quantize_dropout_fixed_seed
         )
         indices = self.shaped_indices(result.indices)
         if result.all_codes is not None:
@@ -183,7 +180,7 @@ class ResidualFSQ(ResidualStack):
             "ResidualFSQ", levels <= scales, "layers", f"at most {scales}, as scales are", levels
         )
         limit = self.soft_clamp_input_value
-        return inputs if limit is None else cast(Tensor, _ops.soft_clamp(inputs, limit))
+        return inputs if limit is None else _ops.soft_clamp(inputs, limit)
 
     def quantize_level(
         self, index: int, residual: Tensor, mask: Tensor | None, rng: Tensor | None

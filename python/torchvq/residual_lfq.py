@@ -1,7 +1,7 @@
 """ResidualLFQ: a stack of lookup-free quantizers, each of which quantizes the residual of the ones before."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -163,13 +163,8 @@ class ResidualLFQ(ResidualStack):
         Raises:
             ValueError: wrong shapes. TypeError: wrong dtypes.
         """
-        result = self.run(
-            x,
-            mask=mask,
-            return_all_codes=return_all_codes,
-            seed=rand_quantize_dropout_fixed_seed,
-            layout=self._layout_of(x),
-        )
+        seed, layout = rand_quantize_dropout_fixed_seed, self._layout_of(x)
+        result = self.run(x, mask=mask, return_all_codes=return_all_codes, seed=seed, layout=layout)
         (losses,) = losses_of([self], [result])
         indices = self.shaped_indices(result.indices)
         if result.all_codes is not None:
@@ -210,7 +205,7 @@ class ResidualLFQ(ResidualStack):
     def estimate(self, inputs: Tensor, total: Tensor) -> Tensor:
         if not self.training:
             return total
-        return cast(Tensor, _ops.straight_through(self.quantizers[0].activation(inputs), total))
+        return _ops.straight_through(self.quantizers[0].activation(inputs), total)
 
     def handshake(self, inputs: Tensor) -> None:
         ranks = shared_ranks(self.quantizers, "ResidualLFQ", self.dim)
@@ -239,7 +234,7 @@ class ResidualLFQ(ResidualStack):
         )
         if level.orthogonal_rotation:
             codes = _ops.rotate_features(codes, level.orthogonal_rot, inverse=True)
-        return cast(Tensor, codes)
+        return codes
 
     def plain_indices(self, indices: Tensor) -> Tensor:
         kept = self.quantizers[0].keep_num_codebooks_dim

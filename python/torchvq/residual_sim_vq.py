@@ -1,6 +1,6 @@
 """ResidualSimVQ: a stack of SimVQ, each of which quantizes the residual of the ones before."""
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -176,15 +176,10 @@ class ResidualSimVQ(ResidualStack):
     def quantize_level(
         self, index: int, residual: Tensor, mask: Tensor | None, rng: Tensor | None
     ) -> LevelResult:
-        return self._level(index, residual, mask, None)
+        return self.quantize_chosen(index, residual, mask, None)
 
     def quantize_chosen(
-        self, index: int, residual: Tensor, mask: Tensor | None, indices: Tensor
-    ) -> LevelResult:
-        return self._level(index, residual, mask, indices)
-
-    def _level(
-        self, index: int, residual: Tensor, mask: Tensor | None, chosen: Tensor | None
+        self, index: int, residual: Tensor, mask: Tensor | None, indices: Tensor | None
     ) -> LevelResult:
         level = self.quantizers[index]
         summed = self.gradient == "summed" or (self.training and self.gradient == "averaged")
@@ -192,7 +187,7 @@ class ResidualSimVQ(ResidualStack):
             residual.flatten(0, 1).unsqueeze(0),
             None if mask is None else mask.reshape(1, -1),
             level.estimator if summed else "none",
-            None if chosen is None else chosen.reshape(1, -1),
+            None if indices is None else indices.reshape(1, -1),
         )
         codes = found.quantized if summed else found.codes
         if self.training and not summed:
@@ -213,12 +208,12 @@ class ResidualSimVQ(ResidualStack):
             mask=None if mask is None else mask.reshape(1, -1),
         )
         # Any valid code serves for padding.
-        return cast(Tensor, paths.clamp_min(0).view(*inputs.shape[:2], self.num_quantizers))
+        return paths.clamp_min(0).view(*inputs.shape[:2], self.num_quantizers)
 
     def estimate(self, inputs: Tensor, total: Tensor) -> Tensor:
         rng = torch.zeros(2, dtype=torch.long, device=inputs.device)
         rows = inputs.flatten(0, 1).unsqueeze(0), total.flatten(0, 1).unsqueeze(0)
-        output: Tensor = _ops.estimate(*rows, rng, estimator=self.quantizers[0].estimator)
+        output = _ops.estimate(*rows, rng, estimator=self.quantizers[0].estimator)
         return output.view_as(inputs)
 
     def handshake(self, inputs: Tensor) -> None:
@@ -249,9 +244,10 @@ class ResidualSimVQ(ResidualStack):
 
     def _losses(self, result: StackResult) -> Tensor:
         """The losses (Q,) of a forward, 0 for dropped levels."""
-        depth, losses = result.depth, []
-        for index, (found, mask) in enumerate(result.details):
-            losses.append(only_if(in_use(depth, index), self._loss(index, found, mask)))
+        losses = [
+            only_if(in_use(result.depth, index), self._loss(index, *found))
+            for index, found in enumerate(result.details)
+        ]
         if losses and self.training:
             # Graphs compute all levels, and wrappers wait for a gradient of every parameter: dropped levels get zero.
             nothing = result.details[0][0].inputs[:, :0].detach()

@@ -14,19 +14,18 @@ from torchvq._base.compat import vqp_compat_of
 from torchvq._base.contained import contained
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout, layout_by_options
-from torchvq._base.options import check_options, expect, keep_values
+from torchvq._base.options import check_options, expect, keep_values, named
 from torchvq._base.projection import make_projections, project_codes, projected_tokens
 from torchvq._base.replaced import Methods, methods_of
 from torchvq._codebook import in_place as _in_place
 from torchvq._codebook.losses import sees_padding
 from torchvq._codebook.stats import CodebookStats, draws_frozen, fit_to_codes, read_stats
-from torchvq._residual.calls import Siblings, StackCall, agree, checked_call
+from torchvq._residual.calls import Siblings, StackRequest, agree, checked_call
 from torchvq._residual.decode import decode_levels, decode_sum
 from torchvq._residual.dropout import drawn_depth, drops_levels, seeded_depth
 from torchvq._residual.engine import stack_levels
 from torchvq._residual.implicit_codebook import MLP
 from torchvq._residual.level_options import level_options
-from torchvq._residual.levels import StackRequest
 from torchvq._residual.results import Started, finish, search
 from torchvq.codebook import Codebook
 from torchvq.outputs import ResidualResult
@@ -99,7 +98,6 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         (torch.Size([1, 1024, 256]), torch.Size([1, 1024, 8]), torch.Size([8]))
     """
 
-    in_place_parameter_names: list[str]
     dim: int
     heads: int
     codebook_dim: int
@@ -147,26 +145,22 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         options = {name: value for name, value in locals().items() if name != "vq_kwargs"}
         sizes = tuple(check_options("ResidualVQ", options | vq_kwargs))
 
+        kept = named(
+            options,
+            "dim heads shared_codebook diveq accept_image_fmap implicit_neural_codebook "
+            "return_zeros_for_masked_padding quantize_dropout_cutoff_index "
+            "quantize_dropout_multiple_of beam_size beam_score_quantizer_weights",
+        )
         keep_values(
             self,
-            dim=dim,
-            heads=heads,
+            **kept,
             codebook_dim=dim if codebook_dim is None else codebook_dim,
-            shared_codebook=shared_codebook,
-            diveq=diveq,
-            accept_image_fmap=accept_image_fmap,
             accept_3d_fmap=vq_kwargs.get("accept_3d_fmap", False),
             channel_last=vq_kwargs.get("channel_last", True),
-            implicit_neural_codebook=implicit_neural_codebook,
             quant_grad_frac=1.0 if diveq else quant_grad_frac,
-            return_zeros_for_masked_padding=return_zeros_for_masked_padding,
             quantize_dropout=quantize_dropout and len(sizes) > 1,
-            quantize_dropout_cutoff_index=quantize_dropout_cutoff_index,
-            quantize_dropout_multiple_of=quantize_dropout_multiple_of,
             vqp_compat=vqp_compat_of(vq_kwargs.get("vqp_compat")),
-            beam_size=beam_size,
             eval_beam_size=beam_size if eval_beam_size is None else eval_beam_size,
-            beam_score_quantizer_weights=beam_score_quantizer_weights,
         )
 
         inner_dim = self.codebook_dim * heads
@@ -247,20 +241,15 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
             self, x, mask, indices, sample_codebook_temp, freeze_codebook, beam_size
         )
         with ExitStack() as steps:
-            started = self.start(
-                x,
-                steps,
-                call,
-                return_all_codes=return_all_codes,
-                seed=rand_quantize_dropout_fixed_seed,
-            )
+            seed = rand_quantize_dropout_fixed_seed
+            started = self.start(x, steps, call, return_all_codes=return_all_codes, seed=seed)
             return finish(search([started], steps))[0]
 
     def start(
         self,
         x: Tensor,
         steps: ExitStack,
-        call: StackCall,
+        call: StackRequest,
         *,
         return_all_codes: bool = False,
         seed: int | None = None,
@@ -283,16 +272,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         seen = None if sees_padding(self, self.levels[0]) else call.mask
         tokens = projected_tokens(x, seen, call.layout, self.project_in)
         depth = self._agree_on_depth(siblings, call, tokens.dtype, seed, depth)
-        request = StackRequest(
-            mask=call.mask,
-            batch=tokens.shape[:2],
-            targets=call.targets,
-            temperature=call.temperature,
-            frozen=call.frozen,
-            depth=depth,
-            ranks=call.ranks,
-            beam=call.beam,
-        )
+        request = call._replace(batch=tokens.shape[:2], depth=depth)
         return Started(self, call.layout, x, request, return_all_codes, tokens)
 
     # Stages of forward ---------------------------------------------------------------------------------------
@@ -368,7 +348,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
     def _agree_on_depth(
         self,
         siblings: Siblings | None,
-        call: StackCall,
+        call: StackRequest,
         dtype: torch.dtype,
         seed: int | None,
         depth: int | Tensor | None,

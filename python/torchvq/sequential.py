@@ -5,20 +5,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from torchvq._base.contained import contained
+from torchvq._residual.grouped_stack import Groups
+from torchvq._residual.stack import ResidualStack
 from torchvq.binary_mapper import BinaryMapper
 from torchvq.evo_lookup_free_quantization import EvoLFQ
 from torchvq.finite_scalar_perturbation import FSP
 from torchvq.finite_scalar_quantization import FSQ
-from torchvq.grouped_residual_fsq import GroupedResidualFSQ
-from torchvq.grouped_residual_lfq import GroupedResidualLFQ
-from torchvq.grouped_residual_vq import GroupedResidualVQ
 from torchvq.hierarchical_vq import HierarchicalVQ
 from torchvq.latent_quantization import LatentQuantize
 from torchvq.lookup_free_quantization import LFQ
 from torchvq.random_projection_quantizer import RandomProjectionQuantizer
-from torchvq.residual_fsq import ResidualFSQ
-from torchvq.residual_lfq import ResidualLFQ
-from torchvq.residual_sim_vq import ResidualSimVQ
 from torchvq.residual_vq import ResidualVQ
 from torchvq.sim_vq import SimVQ
 from torchvq.vector_quantize import VectorQuantize
@@ -28,16 +24,12 @@ _QUANTIZERS = (
     EvoLFQ,
     FSP,
     FSQ,
-    GroupedResidualFSQ,
-    GroupedResidualLFQ,
-    GroupedResidualVQ,
+    Groups,
     HierarchicalVQ,
     LatentQuantize,
     LFQ,
     RandomProjectionQuantizer,
-    ResidualFSQ,
-    ResidualLFQ,
-    ResidualSimVQ,
+    ResidualStack,
     ResidualVQ,
     SimVQ,
     VectorQuantize,

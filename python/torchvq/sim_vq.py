@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torchvq._base.arguments import expect_tensor
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.joined import without_autocast
 from torchvq._base.layout import Layout
-from torchvq._base.options import check_options, keep_values
+from torchvq._base.options import check_options, keep_values, named
 from torchvq._base.own_handle import OwnHandle
 from torchvq._base.projection import in_dtype_of
 from torchvq._base.ranks import Ranks, group_name, ranks_of
@@ -122,13 +122,11 @@ class SimVQ(OwnHandle, WideBuffers):
         width = dim if frozen_codebook_dim is None else frozen_codebook_dim
         keep_values(
             self,
-            dim=dim,
-            codebook_size=codebook_size,
-            channel_first=channel_first,
-            rotation_trick=rotation_trick,
-            input_to_quantize_commit_loss_weight=input_to_quantize_commit_loss_weight,
-            commitment_weight=commitment_weight,
-            sync_codebook=sync_codebook,
+            **named(
+                locals(),
+                "dim codebook_size channel_first rotation_trick "
+                "input_to_quantize_commit_loss_weight commitment_weight sync_codebook",
+            ),
             process_group=group_name("SimVQ", process_group),
             vqp_compat=vqp_compat_of(vqp_compat),
             handle=_ops.new_handle(),
@@ -260,28 +258,15 @@ class SimVQ(OwnHandle, WideBuffers):
             chosen: (1, T), indices that are already chosen; there is no search then.
         """
         if chosen is None and self._maps_plainly(tokens.dtype):
-            transform = cast(nn.Linear, self.code_transform)
-            return SimSearchResult(
-                *_ops.linear_quantize(
-                    tokens,
-                    self.frozen_codebook,
-                    transform.weight,
-                    transform.bias,
-                    mask=mask,
-                    estimator=estimator,
-                )
-            )
+            transform: Any = self.code_transform
+            weights = self.frozen_codebook, transform.weight, transform.bias
+            found = _ops.linear_quantize(tokens, *weights, mask=mask, estimator=estimator)
+            return SimSearchResult(*found)
         # Nothing is drawn.
         rng = torch.zeros(2, dtype=torch.long, device=tokens.device)
+        codes = self.codes_for(tokens.dtype)
         found = SimSearchResult(
-            *_ops.quantize(
-                tokens,
-                self.codes_for(tokens.dtype),
-                rng,
-                mask=mask,
-                estimator=estimator,
-                chosen=chosen,
-            )
+            *_ops.quantize(tokens, codes, rng, mask=mask, estimator=estimator, chosen=chosen)
         )
         if estimator == "none" and is_jit_traced():
             return found._replace(quantized=found.codes)  # see is_jit_traced()
@@ -290,7 +275,7 @@ class SimVQ(OwnHandle, WideBuffers):
     def loss_of(self, found: SimSearchResult, mask: Tensor | None) -> Tensor:
         """Both halves of the loss, weighted."""
         weight = self.commitment_weight
-        loss: Tensor = _ops.paired_loss(
+        return _ops.paired_loss(
             found.inputs,
             found.codes,
             mask=mask,
@@ -298,7 +283,6 @@ class SimVQ(OwnHandle, WideBuffers):
             to_codes=weight,
             training=self.training,
         )
-        return loss
 
     def _maps_plainly(self, dtype: torch.dtype) -> bool:
         """Whether one operator makes the codes of a training step and chooses among them.

@@ -13,7 +13,7 @@ from torchvq._base.compat import vqp_compat_of
 from torchvq._base.ema_weight import EmaWeight
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout, layout_by_options
-from torchvq._base.options import check_options, keep_values
+from torchvq._base.options import check_options, keep_values, named
 from torchvq._base.projection import make_projections, project_codes, projects_nothing
 from torchvq._base.ranks import group_name, ranks_of
 from torchvq._codebook import forward as _forward
@@ -23,11 +23,7 @@ from torchvq._codebook.request import Request, check_call, check_codes
 from torchvq._codebook.stats import CodebookStats, keep_counts, read_stats
 from torchvq._codebook.vector_quantize_options import VectorQuantizeOptions
 from torchvq.codebook import Codebook
-from torchvq.outputs import (
-    QuantizeOutput,
-    QuantizeOutputWithBreakdown,
-    QuantizeResult,
-)
+from torchvq.outputs import QuantizeOutput, QuantizeOutputWithBreakdown, QuantizeResult
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -148,7 +144,6 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
     """
 
     step_counts: Tensor
-    in_place_parameter_names: list[str]
 
     def __init__(
         self,
@@ -208,43 +203,26 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
         # Defaults that depend on other options.
         rotates, moves, learns = map(bool, check_options("VectorQuantize", locals()))
 
+        kept = named(
+            locals(),
+            "dim codebook_size heads separate_codebook_per_head eps freeze_codebook use_cosine_sim "
+            "channel_last accept_image_fmap accept_3d_fmap return_zeros_for_masked_padding "
+            "sync_codebook sync_kmeans sync_affine_param reduction "
+            "commitment_weight commitment_use_cross_entropy_loss "
+            "orthogonal_reg_weight orthogonal_reg_active_codes_only orthogonal_reg_max_codes "
+            "codebook_diversity_loss_weight codebook_diversity_temperature stochastic_sample_codes "
+            "straight_through directional_reparam directional_reparam_variance sync_update_v "
+            "route_gradients_to_input manual_in_place_optimizer_update",
+        )
         keep_values(
             self,
-            dim=dim,
-            codebook_size=codebook_size,
-            heads=heads,
-            separate_codebook_per_head=separate_codebook_per_head,
-            eps=eps,
-            freeze_codebook=freeze_codebook,
-            sync_kmeans=sync_kmeans,
-            sync_codebook=sync_codebook,
-            sync_affine_param=sync_affine_param,
+            **kept,
             process_group=group_name("VectorQuantize", process_group),
-            reduction=reduction,
-            use_cosine_sim=use_cosine_sim,
-            channel_last=channel_last,
-            accept_image_fmap=accept_image_fmap,
-            accept_3d_fmap=accept_3d_fmap,
-            commitment_weight=commitment_weight,
             has_commitment_loss=commitment_weight > 0.0 and not directional_reparam,
-            commitment_use_cross_entropy_loss=commitment_use_cross_entropy_loss,
-            orthogonal_reg_weight=orthogonal_reg_weight,
             has_codebook_orthogonal_loss=orthogonal_reg_weight > 0.0,
-            orthogonal_reg_active_codes_only=orthogonal_reg_active_codes_only,
-            orthogonal_reg_max_codes=orthogonal_reg_max_codes,
-            codebook_diversity_loss_weight=codebook_diversity_loss_weight,
             has_codebook_diversity_loss=codebook_diversity_loss_weight > 0.0,
-            codebook_diversity_temperature=codebook_diversity_temperature,
-            stochastic_sample_codes=stochastic_sample_codes,
-            straight_through=straight_through,
             rotation_trick=rotates,
-            directional_reparam=directional_reparam,
-            directional_reparam_variance=directional_reparam_variance,
             learnable_codebook=learns,
-            sync_update_v=sync_update_v,
-            return_zeros_for_masked_padding=return_zeros_for_masked_padding,
-            route_gradients_to_input=route_gradients_to_input,
-            manual_in_place_optimizer_update=manual_in_place_optimizer_update,
             vqp_compat=vqp_compat_of(vqp_compat),
         )
 
@@ -260,23 +238,15 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
             codebook_size,
             heads if separate_codebook_per_head else 1,
             parameter=learns or self.has_codebook_orthogonal_loss,
-            decay=decay,
-            eps=eps,
-            use_cosine_sim=use_cosine_sim,
-            kmeans_init=kmeans_init,
-            kmeans_iters=kmeans_iters,
-            threshold_ema_dead_code=threshold_ema_dead_code,
-            dead_code_threshold_fraction=dead_code_threshold_fraction,
-            manual_ema_update=manual_ema_update,
-            vq_bridge=vq_bridge,
-            affine_param=affine_param,
-            affine_param_batch_decay=affine_param_batch_decay,
-            affine_param_codebook_decay=affine_param_codebook_decay,
             vqp_compat=self.vqp_compat,
-            sync_every=sync_every,
-            overlap_sync=overlap_sync,
             ema_update=moves,
-            sample_codebook_temp=sample_codebook_temp,
+            **named(
+                locals(),
+                "decay eps use_cosine_sim kmeans_init kmeans_iters threshold_ema_dead_code "
+                "dead_code_threshold_fraction manual_ema_update vq_bridge affine_param "
+                "affine_param_batch_decay affine_param_codebook_decay sync_every overlap_sync "
+                "sample_codebook_temp",
+            ),
         )
         keep_counts(self)
         self.in_place_codebook_optimizer: Optimizer | None = None

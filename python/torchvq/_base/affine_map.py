@@ -12,12 +12,7 @@ from torchvq._base.wide_buffers import wide_dtype
 _ops = torch.ops.torchvq
 
 AFFINE_STATE = ("batch_mean", "batch_variance", "codebook_mean", "codebook_variance")
-AFFINE_FLAGS = (
-    "batch_mean_needs_init",
-    "batch_variance_needs_init",
-    "codebook_mean_needs_init",
-    "codebook_variance_needs_init",
-)
+AFFINE_FLAGS = tuple(f"{name}_needs_init" for name in AFFINE_STATE)
 
 
 class AffineMap(nn.Module):

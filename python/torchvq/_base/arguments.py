@@ -25,10 +25,18 @@ def number(owner: str, name: str, value: SupportsFloat) -> float:
     return float(value)
 
 
+def expect_kind(
+    owner: str, name: str, value: object, kinds: type | tuple[type, ...], condition: str
+) -> None:
+    """Raises TypeError unless a value is of one of these classes."""
+    if not isinstance(value, kinds):
+        got = type(value).__name__
+        raise TypeError(f"{owner}: expected {name} to be {condition}, but got {got}")
+
+
 def expect_tensor(owner: str, name: str, value: object) -> None:
     """Raises TypeError unless a value is a tensor."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{owner}: expected {name} to be a tensor, but got {type(value).__name__}")
+    expect_kind(owner, name, value, Tensor, "a tensor")
 
 
 def expect_floating(owner: str, name: str, value: object) -> None:

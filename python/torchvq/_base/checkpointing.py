@@ -6,20 +6,13 @@ autograd needs. A quantizer that updates its codebook must know which of these r
 
 import torch
 
-from torchvq._base.torch_private import (
-    has_saved_tensor_hooks,
-    inside_backward,
-    inside_reentrant_checkpoint,
-    is_beside_graphs,
-    recomputes_in_graphs,
-    traces_checkpoint,
-)
+from torchvq._base import torch_private as _private
 
 
 def is_checkpointed() -> bool:
     """Whether the running forward may be a run of a checkpointed region, the first or another; quick if not."""
     if torch.compiler.is_compiling():
-        if traces_checkpoint():
+        if _private.traces_checkpoint():
             # Compiled code would search, and learn, once more in the recomputation. torch.compile runs the forward
             # uncompiled when it meets this error, unless it is told not to (fullgraph=True).
             raise RuntimeError(
@@ -28,16 +21,16 @@ def is_checkpointed() -> bool:
             )
         _refuse_recomputed_graphs()
         return False
-    if is_beside_graphs():
+    if _private.is_beside_graphs():
         # Here the compiler has ended a graph at the error above; the next graph would begin behind it.
         _refuse_recomputed_graphs()
-    if inside_backward() or has_saved_tensor_hooks():
+    if _private.inside_backward() or _private.has_saved_tensor_hooks():
         return True
-    return not torch.is_grad_enabled() and inside_reentrant_checkpoint()
+    return not torch.is_grad_enabled() and _private.inside_reentrant_checkpoint()
 
 
 def _refuse_recomputed_graphs() -> None:
-    if recomputes_in_graphs():
+    if _private.recomputes_in_graphs():
         # The partitioner would read codebooks and generators again in backward, after the step has moved them.
         raise RuntimeError(
             "torchvq: expected a quantizer in training to be compiled with an activation_memory_budget of 1 and "

@@ -100,8 +100,12 @@ class Layout(NamedTuple):
         tokens = x if plain else _ops.pack_tokens(x, self.channel_first)
         return tokens if mask is None else _ops.fill_masked(tokens, mask)
 
-    def unpack(self, tokens: Tensor, x: Tensor) -> Tensor:
-        """(B, N, dim), or (B, N, k, dim), to the layout of x."""
+    def unpack(
+        self, tokens: Tensor, x: Tensor, mask: Tensor | None = None, padding: Tensor | None = None
+    ) -> Tensor:
+        """(B, N, dim), or (B, N, k, dim), to the layout of x; where masked ``padding`` (B, N, dim), or zeros."""
+        if mask is not None:
+            tokens = _ops.fill_padding(tokens, mask, padding)
         if x.dim() == 3 and not self.channel_first:
             return tokens
         return _ops.unpack_tokens(tokens, x, self.channel_first)
@@ -128,11 +132,7 @@ class Layout(NamedTuple):
     def restore_positions(self, values: Tensor, x: Tensor) -> Tensor:
         """Values per token, (H, T) or (H, T, k), in the layout of x; several heads become the last axis."""
         return _ops.restore_positions(
-            values,
-            x,
-            heads=self.heads,
-            separate=self.separate,
-            channel_first=self.channel_first,
+            values, x, heads=self.heads, separate=self.separate, channel_first=self.channel_first
         )
 
     def restore_tokens(

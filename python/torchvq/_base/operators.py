@@ -9,6 +9,8 @@ from torch import Tensor
 
 import torchvq._library  # noqa: F401  (registers the operators)
 
+_ops = torch.ops.torchvq
+
 
 def random_numbers(
     rng: Tensor,
@@ -24,9 +26,7 @@ def random_numbers(
     ``rng`` is int64 of shape (2,), ``(seed, step)``; ``purpose`` and ``stream`` separate draws of one step.
     The same bits on every device (normal numbers: with IEEE float64 arithmetic); torch's generator is not used.
     """
-    return torch.ops.torchvq.random_numbers(
-        rng, purpose, size, normal=normal, dtype=dtype, stream=stream
-    )
+    return _ops.random_numbers(rng, purpose, size, normal=normal, dtype=dtype, stream=stream)
 
 
 def straight_through(x: Tensor, codes: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def straight_through(x: Tensor, codes: Tensor) -> Tensor:
     ``x`` and ``codes`` are (H, N, D); the result has the dtype of ``codes``, the gradient that of ``x``.
     No gradient reaches ``codes``.
     """
-    return torch.ops.torchvq.straight_through(x, codes)
+    return _ops.straight_through(x, codes)
 
 
 def rotation_trick(x: Tensor, codes: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def rotation_trick(x: Tensor, codes: Tensor) -> Tensor:
     constant: ``dx = gain * (dy - 2 (dy.r) r + 2 (dy.q) e)``, without the term of ``r`` where ``|e + q| < 1e-3``, and
     ``dx = dy`` where a norm is below 1e-12 or not finite. No gradient reaches ``codes``.
     """
-    return torch.ops.torchvq.rotation_trick(x, codes)
+    return _ops.rotation_trick(x, codes)
 
 
 def directional_reparam(x: Tensor, codes: Tensor, noise: Tensor, *, variance: float) -> Tensor:
@@ -55,9 +55,9 @@ def directional_reparam(x: Tensor, codes: Tensor, noise: Tensor, *, variance: fl
     All tensors are (H, N, D); the result has the dtype of ``x``. With ``t = dy.u`` and
     ``n = (x - codes) / |x - codes|`` (0 where they are equal): ``dx = dy + t n``, ``dcodes = -t n``.
     """
-    return torch.ops.torchvq.directional_reparam(x, codes, noise, variance=variance)
+    return _ops.directional_reparam(x, codes, noise, variance=variance)
 
 
 def sync_update_v(quantized: Tensor, *, v: float) -> Tensor:
     """``quantized``, bit for bit, with its gradient multiplied by ``1 + v`` (arXiv:2305.08842)."""
-    return torch.ops.torchvq.sync_update_v(quantized, v=v)
+    return _ops.sync_update_v(quantized, v=v)

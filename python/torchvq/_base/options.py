@@ -56,6 +56,11 @@ def keep_values(module: nn.Module, **values: Any) -> None:
     vars(module).update(values)
 
 
+def named(options: Mapping[str, Any], names: str) -> dict[str, Any]:
+    """The options of these names, which spaces separate; ``options`` may be the ``locals()`` of a constructor."""
+    return {name: options[name] for name in names.split()}
+
+
 def expect(owner: str, holds: bool, name: str, condition: str, value: object) -> None:
     """Raises ValueError unless ``holds``; for arguments that exist in Python only."""
     if not holds:

@@ -56,8 +56,7 @@ def project_codes(projection: nn.Module, codes: Tensor, indices: Tensor) -> Tens
     """Decoded codes behind ``project_out``; zeros where all indices are -1, which a bias would change."""
     if projects_nothing(projection):
         return codes
-    output: Tensor = _ops.zero_absent(project(projection, codes), indices)
-    return output
+    return _ops.zero_absent(project(projection, codes), indices)
 
 
 def in_dtype_of(network: nn.Module, x: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from torch import Tensor
 
 import torchvq._library  # noqa: F401  (registers the operators)
 
+_ops = torch.ops.torchvq
+
 
 def residual_beam_search(
     x: Tensor,
@@ -25,9 +27,7 @@ def residual_beam_search(
     from ``depth`` (1,) on. ``weights``, one per level: the score is then the weighted sum of what remains after each.
     A beam of 1 is greedy. No gradient.
     """
-    return torch.ops.torchvq.residual_beam_search(
-        x, codebooks, beam, mask=mask, depth=depth, weights=weights
-    )
+    return _ops.residual_beam_search(x, codebooks, beam, mask=mask, depth=depth, weights=weights)
 
 
 def residual_encode(
@@ -48,7 +48,7 @@ def residual_encode(
     makes the search of up to 191 rows a head faster on the CPU, in float32, by ``"euclidean"``; the results are the
     same.
     """
-    return torch.ops.torchvq.residual_encode(
+    return _ops.residual_encode(
         x, codebooks, metric=metric, depth=depth, mask=mask, prepared=prepared
     )
 
@@ -60,7 +60,7 @@ def prepare_codes(codebook: Tensor) -> Tensor:
     none below 16 features or above 16384. A copy is of the codes as they are now: prepare them again when they change.
     Half precision as float32; a copy of float64 codes serves nothing. No gradient. The same bytes on every device.
     """
-    return torch.ops.torchvq.prepare_codes(codebook)
+    return _ops.prepare_codes(codebook)
 
 
 def projected_residual_encode(
@@ -102,16 +102,8 @@ def projected_residual_encode(
         ValueError: for bad shapes, numbers of levels, ``metric`` or ``zero_code``.
         TypeError: for bad dtypes.
     """
-    return torch.ops.torchvq.projected_residual_encode(
-        x,
-        codebooks,
-        in_weights,
-        in_biases,
-        out_weights,
-        out_biases,
-        metric=metric,
-        zero_code=zero_code,
-    )
+    maps = in_weights, in_biases, out_weights, out_biases
+    return _ops.projected_residual_encode(x, codebooks, *maps, metric=metric, zero_code=zero_code)
 
 
 def residual_decode(indices: Tensor, codebooks: Sequence[Tensor]) -> Tensor:
@@ -121,4 +113,4 @@ def residual_decode(indices: Tensor, codebooks: Sequence[Tensor]) -> Tensor:
     heads. The dtype is theirs; half precision is added up in float32. Gradient to the codebooks. IndexError for an
     index outside [-1, K_q).
     """
-    return torch.ops.torchvq.residual_decode(indices, codebooks)
+    return _ops.residual_decode(indices, codebooks)

@@ -51,6 +51,13 @@ class PrivateName(NamedTuple):
             return instead
 
 
+# What does not work, where it is the same of several names.
+_VMAP = "torch.vmap of modules that train does not work"
+_TWICE = "quantizers inside torch.utils.checkpoint learn from each step twice"
+_REENTRANT = "quantizers inside torch.utils.checkpoint(use_reentrant=True) cannot train"
+_SHARDED = "codebooks that fully_shard shards cannot learn"
+_DAC = "adapted quantizers of DAC call their levels one by one"
+
 RESOLVE_GROUP = PrivateName(
     "torch._C._distributed_c10d",
     "_resolve_process_group",
@@ -61,31 +68,13 @@ REGISTER_NAMEDTUPLE = PrivateName(
     "_register_namedtuple",
     "exported programs that return torchvq's named tuples cannot be saved",
 )
-IS_BATCHED = PrivateName(
-    "torch._C._functorch", "is_batchedtensor", "torch.vmap of modules that train does not work"
-)
-IS_WRAPPED = PrivateName(
-    "torch._C._functorch",
-    "is_functorch_wrapped_tensor",
-    "torch.vmap of modules that train does not work",
-)
-UNWRAPPED = PrivateName(
-    "torch._C._functorch", "get_unwrapped", "torch.vmap of modules that train does not work"
-)
-GRAPH_TASK = PrivateName(
-    "torch._C",
-    "_current_graph_task_id",
-    "quantizers inside torch.utils.checkpoint learn from each step twice",
-)
-SAVED_TENSOR_HOOKS = PrivateName(
-    "torch._C._autograd",
-    "_top_saved_tensors_default_hooks",
-    "quantizers inside torch.utils.checkpoint learn from each step twice",
-)
+IS_BATCHED = PrivateName("torch._C._functorch", "is_batchedtensor", _VMAP)
+IS_WRAPPED = PrivateName("torch._C._functorch", "is_functorch_wrapped_tensor", _VMAP)
+UNWRAPPED = PrivateName("torch._C._functorch", "get_unwrapped", _VMAP)
+GRAPH_TASK = PrivateName("torch._C", "_current_graph_task_id", _TWICE)
+SAVED_TENSOR_HOOKS = PrivateName("torch._C._autograd", "_top_saved_tensors_default_hooks", _TWICE)
 CHECKPOINT_FORWARD = PrivateName(
-    "torch.utils.checkpoint",
-    "CheckpointFunction.forward.__code__",
-    "quantizers inside torch.utils.checkpoint(use_reentrant=True) cannot train",
+    "torch.utils.checkpoint", "CheckpointFunction.forward.__code__", _REENTRANT
 )
 TRACED_CHECKPOINT = PrivateName(
     "torch._dynamo.variables.higher_order_ops",
@@ -98,9 +87,7 @@ FRAME_CALLBACK = PrivateName(
     "graphs that torch.compile is told to recompute are not refused, and get wrong gradients",
 )
 CHECKPOINT_BACKWARD = PrivateName(
-    "torch.utils.checkpoint",
-    "CheckpointFunction.backward.__code__",
-    "quantizers inside torch.utils.checkpoint(use_reentrant=True) cannot train",
+    "torch.utils.checkpoint", "CheckpointFunction.backward.__code__", _REENTRANT
 )
 CHECKPOINT_HOOKS = PrivateName(
     "torch.utils.checkpoint",
@@ -117,20 +104,10 @@ BACKWARD_ENGINE = PrivateName(
     "Variable._execution_engine",
     "steps with overlap_sync cannot end with backward",
 )
-FSDP_STATES = PrivateName(
-    "torch.distributed._composable_state",
-    "_module_state_mapping",
-    "codebooks that fully_shard shards cannot learn",
-)
-FSDP_STATE = PrivateName(
-    "torch.distributed.fsdp._fully_shard._fsdp_state",
-    "FSDPState",
-    "codebooks that fully_shard shards cannot learn",
-)
+FSDP_STATES = PrivateName("torch.distributed._composable_state", "_module_state_mapping", _SHARDED)
+FSDP_STATE = PrivateName("torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState", _SHARDED)
 PLACE_OF_SHARD = PrivateName(
-    "torch.distributed.tensor._utils",
-    "compute_local_shape_and_global_offset",
-    "codebooks that fully_shard shards cannot learn",
+    "torch.distributed.tensor._utils", "compute_local_shape_and_global_offset", _SHARDED
 )
 DISPATCH_MODE = PrivateName(
     "torch.utils._python_dispatch",
@@ -142,40 +119,10 @@ WITHOUT_MODE = PrivateName(
     "_pop_mode_temporarily",
     "selective checkpoints cannot contain quantizers",
 )
-FORWARD_HOOKS = PrivateName(
-    "torch.nn.modules.module",
-    "_global_forward_hooks",
-    "adapted quantizers of DAC call their levels one by one",
-)
-FORWARD_PRE_HOOKS = PrivateName(
-    "torch.nn.modules.module",
-    "_global_forward_pre_hooks",
-    "adapted quantizers of DAC call their levels one by one",
-)
+FORWARD_HOOKS = PrivateName("torch.nn.modules.module", "_global_forward_hooks", _DAC)
+FORWARD_PRE_HOOKS = PrivateName("torch.nn.modules.module", "_global_forward_pre_hooks", _DAC)
 
-PRIVATE_NAMES = (
-    RESOLVE_GROUP,
-    REGISTER_NAMEDTUPLE,
-    IS_BATCHED,
-    IS_WRAPPED,
-    UNWRAPPED,
-    GRAPH_TASK,
-    SAVED_TENSOR_HOOKS,
-    CHECKPOINT_FORWARD,
-    TRACED_CHECKPOINT,
-    FRAME_CALLBACK,
-    CHECKPOINT_BACKWARD,
-    CHECKPOINT_HOOKS,
-    KEEPS_GRAPH,
-    BACKWARD_ENGINE,
-    FSDP_STATES,
-    FSDP_STATE,
-    PLACE_OF_SHARD,
-    DISPATCH_MODE,
-    WITHOUT_MODE,
-    FORWARD_HOOKS,
-    FORWARD_PRE_HOOKS,
-)
+PRIVATE_NAMES = tuple(own for own in list(vars().values()) if isinstance(own, PrivateName))
 
 #: Names that torch's wrappers insert into the qualified names of the wrapped modules and parameters.
 WRAPPER_NAMES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")

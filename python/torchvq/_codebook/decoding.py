@@ -14,8 +14,7 @@ _ops = torch.ops.torchvq
 def decode(codebook: "Codebook", indices: Tensor, heads: int, separate: bool) -> Tensor:
     """Codes (*, heads * D) of int64 indices (*), or (*, heads); -1 gives zeros."""
     codes, affine = decoding_codes(codebook)
-    decoded: Tensor = _ops.decode_indices(codes, indices, affine, heads, separate)
-    return decoded
+    return _ops.decode_indices(codes, indices, affine, heads, separate)
 
 
 def decoding_codes(codebook: "Codebook") -> tuple[Tensor, list[Tensor]]:

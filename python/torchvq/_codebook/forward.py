@@ -70,16 +70,14 @@ def projected_step(
     agree(vq, request, projected.dtype)
     found = step(vq, projected, tokens, request, layout._replace(channel_first=False))
     output = project(vq.project_out, found.quantized).to(x.dtype)
-    if request.mask is not None:
-        padding = None if vq.return_zeros_for_masked_padding else packed
-        output = _ops.fill_padding(output, request.mask, padding)
+    padding = None if vq.return_zeros_for_masked_padding else packed
     loss, breakdown = found.loss, found.breakdown
     if loss.dim() > 0:  # topk: one loss per candidate
         loss = layout.unpack_positions(loss, x)
         commitment = layout.unpack_positions(breakdown.commitment, x)
         breakdown = LossBreakdown(commitment, *breakdown[1:])
     indices = layout.unpack_positions(found.indices, x)
-    return ForwardResult(layout.unpack(output, x), indices, loss, breakdown)
+    return ForwardResult(layout.unpack(output, x, request.mask, padding), indices, loss, breakdown)
 
 
 def learn_from_indices(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from torchvq.latent_quantization import LatentQuantize
     from torchvq.residual_vq import ResidualVQ
     from torchvq.vector_quantize import VectorQuantize
+
+    Owner: TypeAlias = LatentQuantize | ResidualVQ | VectorQuantize
 
 _ops = torch.ops.torchvq
 
@@ -56,9 +58,7 @@ def target_of(tokens: Tensor) -> Tensor:
     return tokens.clone() if tokens.is_inference() else tokens.detach()
 
 
-def learns_in_place(
-    owner: "LatentQuantize | ResidualVQ | VectorQuantize", codebook: nn.Module
-) -> bool:
+def learns_in_place(owner: "Owner", codebook: nn.Module) -> bool:
     """Whether a training forward steps the module's own optimizer; `requires_grad_(False)` turns this off."""
     if owner.in_place_codebook_optimizer is None or not owner.training:
         return False
@@ -170,7 +170,7 @@ def _check_saved(vq: "VectorQuantize", projected: Tensor, mask: Tensor | None) -
         )
 
 
-def optimizer_text(owner: "LatentQuantize | ResidualVQ | VectorQuantize") -> str:
+def optimizer_text(owner: "Owner") -> str:
     """The optimizer in which all ranks must agree: its class and options, and whether its state was loaded.
 
     Ranks do not exchange that state, so those that load a checkpoint and those that do not would drift apart. The
@@ -224,6 +224,7 @@ class OptimizerInCheckpoint:
     """
 
     in_place_codebook_optimizer: "Optimizer | None"
+    in_place_parameter_names: list[str]
     #: Whether a checkpoint had state of the optimizer.
     in_place_state_loaded: bool = False
 
@@ -233,15 +234,14 @@ class OptimizerInCheckpoint:
     @property
     def _optimizer_paths(self) -> SimpleNamespace:
         optimizer = self.in_place_codebook_optimizer
-        groups = [] if optimizer is None else optimizer.param_groups
-        parameters = [parameter for group in groups for parameter in group["params"]]
+        parameters = [] if optimizer is None else _in_groups(optimizer)
         states = {} if optimizer is None else optimizer.state
         fields = [SimpleNamespace(**states.get(own, {})) for own in parameters]
         numbered = SimpleNamespace(**{str(i): own for i, own in enumerate(fields)})
         return SimpleNamespace(**{_PREFIX[:-1]: numbered})
 
 
-def keep_optimizer_in_checkpoint(vq: "LatentQuantize | ResidualVQ | VectorQuantize") -> None:
+def keep_optimizer_in_checkpoint(vq: "Owner") -> None:
     """Adds the optimizer's state to the state dict, as tensors ``<prefix><parameter>.<name>``.
 
     Its options are the constructor's. A checkpoint without these keys, as the reference writes, loads all the same;
@@ -254,14 +254,12 @@ def keep_optimizer_in_checkpoint(vq: "LatentQuantize | ResidualVQ | VectorQuanti
             f"{type(vq).__name__}: expected in_place_codebook_optimizer to return an optimizer, but got {got}"
         )
     names = {id(parameter): name for name, parameter in vq.named_parameters()}
-    vq.in_place_parameter_names = [
-        names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]
-    ]
+    vq.in_place_parameter_names = [names[id(parameter)] for parameter in _in_groups(optimizer)]
     vq.register_state_dict_post_hook(_save)  # type: ignore[no-untyped-call]
     vq.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
 
 
-def _parameters(owner: "LatentQuantize | ResidualVQ | VectorQuantize") -> list[Tensor]:
+def _parameters(owner: "Owner") -> list[Tensor]:
     """The parameters of a module's own optimizer, after replacing those that the module no longer has.
 
     Loading by assignment, `to_empty` and `fully_shard` put other tensors in their place.
@@ -278,10 +276,14 @@ def _parameters(owner: "LatentQuantize | ResidualVQ | VectorQuantize") -> list[T
                 group["params"][place] = present
                 if old in optimizer.state:
                     optimizer.state[present] = optimizer.state.pop(old)
+    return _in_groups(optimizer)
+
+
+def _in_groups(optimizer: "Optimizer") -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def step_in_place_optimizer(owner: "LatentQuantize | ResidualVQ | VectorQuantize") -> None:
+def step_in_place_optimizer(owner: "Owner") -> None:
     """Steps the module's own optimizer, if there is one, and clears the gradients."""
     optimizer = owner.in_place_codebook_optimizer
     if optimizer is not None:
@@ -294,12 +296,7 @@ def step_in_place_optimizer(owner: "LatentQuantize | ResidualVQ | VectorQuantize
             keep_in_shards(part)
 
 
-def _save(
-    vq: "LatentQuantize | ResidualVQ | VectorQuantize",
-    state_dict: dict[str, Tensor],
-    prefix: str,
-    *_: object,
-) -> None:
+def _save(vq: "Owner", state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
     optimizer = vq.in_place_codebook_optimizer
     if optimizer is None:  # taken away after construction
         return
@@ -311,7 +308,7 @@ def _save(
 
 
 def _load(
-    vq: "LatentQuantize | ResidualVQ | VectorQuantize",
+    vq: "Owner",
     state_dict: dict[str, Tensor],
     prefix: str,
     metadata: dict[str, object],

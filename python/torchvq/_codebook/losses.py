@@ -141,13 +141,12 @@ def shared_totals(
 
 def orthogonal_loss(vq: "VectorQuantize", indices: Tensor) -> Tensor:
     """The orthogonal regularisation of the codes after this step."""
-    loss: Tensor = _ops.orthogonal_loss(
+    return _ops.orthogonal_loss(
         vq._codebook.settled_embed(),
         indices=indices if vq.orthogonal_reg_active_codes_only else None,
         max_codes=vq.orthogonal_reg_max_codes,
         rng=vq._codebook.step_rng,
     )
-    return loss
 
 
 def orthogonal_options(vq: "VectorQuantize") -> dict[str, Any]:
@@ -173,5 +172,4 @@ def level_loss(
     elif vq.training and vq.has_codebook_orthogonal_loss:
         parts.append(orthogonal_loss(vq, searched.indices))
         weights.append(vq.orthogonal_reg_weight)
-    loss: Tensor = _ops.weighted_loss(parts, weights, vq.training)
-    return loss
+    return _ops.weighted_loss(parts, weights, vq.training)

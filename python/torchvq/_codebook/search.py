@@ -9,12 +9,7 @@ from torchvq._base.arguments import expect_tensor
 from torchvq._base.ranks import ALONE, Ranks, noise_rng
 from torchvq._base.readable import takes_gradient
 from torchvq._base.torch_private import is_jit_traced
-from torchvq._codebook.in_place import (
-    InPlaceStep,
-    in_place_step,
-    learns_in_place,
-    own_backward,
-)
+from torchvq._codebook.in_place import InPlaceStep, in_place_step, learns_in_place, own_backward
 from torchvq._codebook.losses import SearchedTokens, SearchResult
 from torchvq._codebook.request import Request
 
@@ -87,12 +82,7 @@ def prepare(
     """Prepares the codebook for tokens (H, T, D); initialises it even if the step is frozen."""
     learning = vq.training and not (frozen and vq._codebook.initialised)
     vq._codebook.prepare(
-        x,
-        mask,
-        learning,
-        ranks,
-        sync_kmeans=vq.sync_kmeans,
-        sync_affine=vq.sync_affine_param,
+        x, mask, learning, ranks, sync_kmeans=vq.sync_kmeans, sync_affine=vq.sync_affine_param
     )
 
 

@@ -7,24 +7,12 @@ from torch import Tensor
 
 from torchvq._base.layout import Layout
 from torchvq._base.lean_call import without_defaults
+from torchvq._codebook import losses as _losses
+from torchvq._codebook import search as _search
 from torchvq._codebook.in_flight import StepInFlight, may_overlap
 from torchvq._codebook.in_place import InPlaceStep, learns_in_place
 from torchvq._codebook.learning import StepTokens, learn_apart
-from torchvq._codebook.losses import (
-    loss_options,
-    orthogonal_loss,
-    orthogonal_options,
-    search_losses,
-)
 from torchvq._codebook.request import Request
-from torchvq._codebook.search import (
-    choose,
-    codes_of_step,
-    estimator_of,
-    prepare,
-    search_options,
-    stored_codes,
-)
 from torchvq._codebook.stats import begin_step, finish_step, fit_to_codes
 from torchvq._codebook.undo import Undo, may_fail_late
 from torchvq.outputs import LossBreakdown
@@ -83,7 +71,7 @@ def _train(
     at_once = not apart and not overlaps
     arguments = _arguments(vq, x, before, codes, request, layout)
     if not apart:
-        arguments |= orthogonal_options(vq)
+        arguments |= _losses.orthogonal_options(vq)
     if learns and at_once:
         arguments |= codebook.learning_options(
             request.ema_update, request.weight, accumulate=request.accumulate
@@ -107,7 +95,7 @@ def _train(
             else own.counts
         )
         if vq.has_codebook_orthogonal_loss:
-            orthogonal = orthogonal_loss(vq, head_indices)
+            orthogonal = _losses.orthogonal_loss(vq, head_indices)
             if request.targets is None:
                 loss = loss + vq.orthogonal_reg_weight * orthogonal
         # Last, because it moves the generator, from which the orthogonal loss draws its codes.
@@ -136,10 +124,10 @@ def _prepare(
     if not looks and request.transform is None and vq.in_place_codebook_optimizer is None:
         # Nothing needs the tokens before the search, so the operator splits them itself.
         codebook.begin_record()
-        return stored_codes(codebook, x.dtype), None
+        return _search.stored_codes(codebook, x.dtype), None
     tokens, projected, mask = layout.split_tokens(x, request.mask)
-    prepare(vq, projected, mask, request.frozen, request.ranks)
-    return codes_of_step(vq, projected, tokens, mask, request, learns=codebook.training)
+    _search.prepare(vq, projected, mask, request.frozen, request.ranks)
+    return _search.codes_of_step(vq, projected, tokens, mask, request, learns=codebook.training)
 
 
 def _evaluate(
@@ -147,14 +135,16 @@ def _evaluate(
 ) -> ForwardResult:
     """Evaluation. It changes no state, so torch.vmap works over codebooks that several models share."""
     tokens, projected, mask = layout.split_tokens(x, request.mask)
-    prepare(vq, projected, mask, request.frozen, request.ranks)
-    quantized, searched = choose(vq, projected, tokens if before is None else before, mask, request)
+    _search.prepare(vq, projected, mask, request.frozen, request.ranks)
+    quantized, searched = _search.choose(
+        vq, projected, tokens if before is None else before, mask, request
+    )
     override: float | None = None
     weight = vq.commitment_weight if request.targets is None else 1.0
     if request.topk is not None and request.targets is None and not vq.has_commitment_loss:
         # The losses of candidates rank them, so without a weight they are unweighted, not absent.
         override = weight = 1.0
-    commitment, zero = search_losses(vq, searched, request, commitment_weight=override)
+    commitment, zero = _losses.search_losses(vq, searched, request, commitment_weight=override)
     loss = _ops.weighted_loss([commitment], [weight], False)
     if loss.dim() > 0:  # topk: one loss per candidate
         loss = layout.restore_positions(loss, x)
@@ -180,11 +170,11 @@ def _arguments(
     # The reference asks whether the input requires a gradient, not whether its projection does.
     reached = before if vq.vqp_compat and before is not None else x
     arguments: dict[str, Any] = dict(
-        codebook.statistics_options(request.ranks) | loss_options(vq, request),
+        codebook.statistics_options(request.ranks) | _losses.loss_options(vq, request),
         mask=request.mask,
         topk=request.topk,
-        **search_options(vq, request),
-        estimator=estimator_of(vq, reached, codes),
+        **_search.search_options(vq, request),
+        estimator=_search.estimator_of(vq, reached, codes),
         affine=codebook.affine_state() if codebook.affine_param else [],
         totals=codebook.recorded_totals(),
         heads=layout.heads,

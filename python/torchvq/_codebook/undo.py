@@ -1,7 +1,6 @@
 """A step that fails after it has written to codebooks leaves them as they were."""
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,12 +32,7 @@ class Undo:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # A step moves the generators last; an interrupt, raised when an operator returns, may find it complete.
         if kind is None or any(version_of(rng) != before for rng, before in self._generators):
             return

@@ -5,6 +5,7 @@ from operator import index
 
 from torch import Tensor
 
+from torchvq._base.arguments import expect_kind
 from torchvq._base.integers import as_int64
 from torchvq._base.options import expect
 
@@ -15,10 +16,7 @@ def whole_indices(
     indices: Sequence[Tensor], shapes: Sequence[Sequence[int]], batch: int | None
 ) -> list[Tensor]:
     """Indices as int64, one tensor for each scale, of a batch of this size or of any; TypeError or ValueError else."""
-    if not isinstance(indices, Iterable):
-        raise TypeError(
-            f"{_OWNER}: expected indices to be one tensor for each scale, but got {type(indices).__name__}"
-        )
+    expect_kind(_OWNER, "indices", indices, Iterable, "one tensor for each scale")
     whole = [as_int64(_OWNER, scale) for scale in indices]
     if batch is None:
         batch = whole[0].shape[0] if whole and whole[0].dim() > 0 else 0

@@ -27,10 +27,7 @@ class Phi(nn.Module):
         self.conv = _CONVOLUTIONS[spatial_dims](dim, dim, 3, padding=1)
 
     def forward(
-        self,
-        tokens: Tensor,
-        shape: Sequence[int] | None = None,
-        full: Sequence[int] | None = None,
+        self, tokens: Tensor, shape: Sequence[int] | None = None, full: Sequence[int] | None = None
     ) -> Tensor:
         """Tokens (B, L, D) of a grid of ``shape`` as a map (B, D, *full), in the dtype of the tokens.
 
@@ -44,10 +41,9 @@ class Phi(nn.Module):
         if calls and tokens.numel() > 0:
             # Such as pruning, which sets the weight in a hook.
             return self._convolved(_ops.resample_scale(tokens, list(shape), full, "interpolate"))
-        spread: Tensor = _ops.spread_scale(
+        return _ops.spread_scale(
             tokens, list(shape), full, self.conv.weight, self.conv.bias, self.resi_ratio
         )
-        return spread
 
     def _convolved(self, maps: Tensor) -> Tensor:
         return torch.lerp(maps, project(self.conv, maps).to(maps.dtype), self.resi_ratio)
@@ -56,8 +52,7 @@ class Phi(nn.Module):
 def spread(phi: nn.Module, tokens: Tensor, shape: Sequence[int], full: Sequence[int]) -> Tensor:
     """Tokens (B, L, D) of a grid of ``shape`` as a map (B, D, *full), through the module of their scale."""
     if isinstance(phi, Phi):
-        found: Tensor = phi(tokens, shape, full)
-        return found
+        return phi(tokens, shape, full)
     # What a user put there, a wrapper of ours or another module, takes a map, as in the reference.
     maps = _ops.resample_scale(tokens, list(shape), _plain(full), "interpolate")
     return project(phi, maps).to(maps.dtype)

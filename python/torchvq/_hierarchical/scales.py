@@ -13,21 +13,10 @@ from torch import Tensor
 from torchvq._base.gradients import reaching
 from torchvq._base.options import expect
 from torchvq._base.ranks import Ranks, distributed_training
+from torchvq._codebook import learning as _learning
 from torchvq._codebook import losses as _losses
-from torchvq._codebook.learning import (
-    draws_numbers,
-    is_left_out,
-    learn_together,
-    step_of_levels,
-    trains,
-)
+from torchvq._codebook import request as _request
 from torchvq._codebook.losses import SearchedTokens, SearchResult, Terms
-from torchvq._codebook.request import (
-    Request,
-    check_target_values,
-    check_temperature,
-    request_of_level,
-)
 from torchvq._codebook.search import choose, prepare
 from torchvq._codebook.stats import begin_step, finish_step
 from torchvq._hierarchical.calls import whole_indices
@@ -60,7 +49,7 @@ class Scale(NamedTuple):
     """The search of one scale."""
 
     vq: VectorQuantize
-    request: Request
+    request: _request.Request
     result: SearchResult
 
 
@@ -122,7 +111,7 @@ def options_text(hvq: "HierarchicalVQ", request: ScaleRequest) -> str:
     # alone without a handshake of its own.
     asked = request._replace(frozen=None if request.frozen else request.frozen)
     scales = list(enumerate(hvq.levels))
-    frozen = [index for index, vq in scales if is_left_out(vq, asked.freezes(vq))]
+    frozen = [index for index, vq in scales if _learning.is_left_out(vq, asked.freezes(vq))]
     unmoved = [index for index, vq in scales if not vq.ema_update]
     return (
         f"HierarchicalVQ of scales {hvq.level_shapes}, shared {hvq.shared_codebook}, "
@@ -137,10 +126,10 @@ def targets_of(
     """The targets of each scale, int64; checks them and the temperature before the forward writes anything."""
     targets = None if indices is None else whole_indices(indices, hvq.level_shapes, x.shape[0])
     for vq in hvq._quantizers():
-        check_temperature("HierarchicalVQ", vq, temperature)
+        _request.check_temperature("HierarchicalVQ", vq, temperature)
     for vq, scale in zip(hvq.levels, targets or [], strict=False):
         if not torch.compiler.is_compiling():
-            check_target_values("HierarchicalVQ", scale, vq.codebook_size)
+            _request.check_target_values("HierarchicalVQ", scale, vq.codebook_size)
         here = scale.device == x.device
         expect("HierarchicalVQ", here, "indices", f"on {x.device} like x", scale.device)
     return targets
@@ -158,7 +147,7 @@ def finish_scales(hvq: "HierarchicalVQ", done: ScaleWalk, request: ScaleRequest)
         quantizers = quantizers[:1]
     indices, masks = [part.indices for part in searched], [part.mask for part in searched]
     drew = [
-        draws_numbers(vq, request.freezes(vq)) or hvq.nested_dropout > 0
+        _learning.draws_numbers(vq, request.freezes(vq)) or hvq.nested_dropout > 0
         for vq in quantizers[: len(indices)]
     ]
     finish_step(
@@ -191,7 +180,7 @@ def _choose_scale(
     tokens = _ops.pool_scale(residual, shape, mask=request.mask)
     cell_mask = _cell_mask(hvq, index, tokens, request)
     targets = None if request.targets is None else request.targets[index]
-    own_request = request_of_level(
+    own_request = _request.request_of_level(
         vq, targets, cell_mask, request.temperature, request.freezes(vq), request.ranks
     )
     projected, mask = _as_one(tokens), None if cell_mask is None else cell_mask.view(1, -1)
@@ -214,8 +203,7 @@ def _pooled_mask(hvq: "HierarchicalVQ", index: int, request: ScaleRequest) -> Te
     """Mask of the tokens of a scale (B, L) that are real."""
     if request.mask is None:
         return None
-    mask: Tensor = _ops.pool_scale_mask(request.mask, list(hvq.level_shapes[index]))
-    return mask
+    return _ops.pool_scale_mask(request.mask, list(hvq.level_shapes[index]))
 
 
 def _cell_mask(
@@ -295,11 +283,11 @@ def _learn(
         # As fast as in the reference, whose averages decay once per scale, dropped ones included.
         decays = len(quantizers)
         quantizers, searched = quantizers[:1], [_together(searched)]
-    trained = [trains(vq, request.freezes(vq)) for vq in quantizers]
+    trained = [_learning.trains(vq, request.freezes(vq)) for vq in quantizers]
     if not any(trained):
         return [None] * len(quantizers)
-    step = step_of_levels(quantizers, searched, trained)
-    return learn_together(*step, request.ranks, decays=decays)
+    step = _learning.step_of_levels(quantizers, searched, trained)
+    return _learning.learn_together(*step, request.ranks, decays=decays)
 
 
 def _together(searched: Sequence[SearchedTokens]) -> SearchedTokens:

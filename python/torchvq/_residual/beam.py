@@ -7,16 +7,11 @@ from torch import Tensor
 
 from torchvq._base.ranks import noise_rng
 from torchvq._codebook.search import prepare, sampling_temperature, stored_codes
+from torchvq._residual import implicit_beam as _implicit_beam
 from torchvq._residual.engine import in_use, levels_to_walk
-from torchvq._residual.implicit_beam import (
-    Paths,
-    best_implicit_paths,
-    extend_implicit,
-    first_paths,
-)
 
 if TYPE_CHECKING:
-    from torchvq._residual.levels import StackRequest
+    from torchvq._residual.calls import StackRequest
     from torchvq.residual_vq import ResidualVQ
 
 _ops = torch.ops.torchvq
@@ -30,7 +25,7 @@ def search_paths(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> 
 def best_paths(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> Tensor:
     """The indices (H, T, levels in use) for inputs (H, T, D); -1 where masked."""
     if rvq.implicit_neural_codebook:
-        return best_implicit_paths(rvq, inputs, request)
+        return _implicit_beam.best_implicit_paths(rvq, inputs, request)
     levels = rvq.levels[: levels_to_walk(request.depth, rvq.num_quantizers)]
     codebooks = [stored_codes(level._codebook, inputs.dtype).detach() for level in levels]
     options: dict[str, Any] = dict(
@@ -38,16 +33,11 @@ def best_paths(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> Te
         depth=None if isinstance(request.depth, int) else request.depth.reshape(1),
         weights=rvq.beam_weights(len(levels)),
     )
-    indices: Tensor
     if temperature := sampling_temperature(rvq.levels[0], request.temperature):
         rngs = [noise_rng(rvq._level_rng(level), request.ranks) for level in range(len(levels))]
         options |= dict(temperature=temperature, metric=levels[0]._codebook.metric)
-        indices = _ops.sampled_beam_search(
-            inputs.detach(), codebooks, rngs, request.beam, **options
-        )
-    else:
-        indices = _ops.residual_beam_search(inputs.detach(), codebooks, request.beam, **options)
-    return indices
+        return _ops.sampled_beam_search(inputs.detach(), codebooks, rngs, request.beam, **options)
+    return _ops.residual_beam_search(inputs.detach(), codebooks, request.beam, **options)
 
 
 def prepare_levels(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> None:
@@ -59,7 +49,7 @@ def prepare_levels(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -
     changes = rvq.training and any(c.affine_param or not c.begins_initialised for c in codebooks)
     count = levels_to_walk(request.depth, rvq.num_quantizers)
     residual = inputs.detach()
-    path: Paths | None = None
+    path: _implicit_beam.Paths | None = None
     for index, codebook in enumerate(codebooks[:count]):
         if index > 0 and rvq.shared_codebook:
             break
@@ -67,16 +57,13 @@ def prepare_levels(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -
         level = rvq.levels[index]
         prepare(level, residual, mask, request.frozen or level.freeze_codebook, request.ranks)
         if changes and rvq.implicit_neural_codebook:
-            path = extend_implicit(rvq, index, path or first_paths(inputs), request, 1)
+            path = _implicit_beam.extend_implicit(
+                rvq, index, path or _implicit_beam.first_paths(inputs), request, 1
+            )
             residual = path.residual.squeeze(2)
         elif changes:
-            codes = _ops.quantize(
-                residual,
-                codebook.codes().detach(),
-                codebook.step_rng,
-                metric=codebook.metric,
-                estimator="none",
-            )[2]
+            own, rng, metric = codebook.codes().detach(), codebook.step_rng, codebook.metric
+            codes = _ops.quantize(residual, own, rng, metric=metric, estimator="none")[2]
             residual = residual - codes
 
 

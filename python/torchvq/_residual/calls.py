@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchvq._base.arguments import expect_kind
 from torchvq._base.layout import Layout
 from torchvq._base.options import expect
 from torchvq._base.ranks import ALONE, Ranks, distributed_training, ranks_of
@@ -26,8 +27,8 @@ _OWNER = "ResidualVQ"
 _OWN_PROJECTIONS = (nn.Identity, nn.Linear)
 
 
-class StackCall(NamedTuple):
-    """The checked arguments of one forward."""
+class StackRequest(NamedTuple):
+    """The checked arguments of one forward of a stack."""
 
     layout: Layout
     mask: Tensor | None  # (B, N)
@@ -35,7 +36,10 @@ class StackCall(NamedTuple):
     temperature: float | None
     frozen: bool
     ranks: Ranks
-    beam: int
+    beam: int  # paths kept between levels
+    # Known when the forward has begun.
+    batch: torch.Size = torch.Size()  # B, N
+    depth: int | Tensor = 0  # levels in use: an int, or a tensor if only the device knows
 
 
 def checked_call(
@@ -46,7 +50,7 @@ def checked_call(
     temperature: float | None,
     frozen: bool,
     beam_size: int | None,
-) -> StackCall:
+) -> StackRequest:
     """The arguments of a forward; groups check those of all before one of them begins."""
     layout = rvq.layout
     layout.check_input(x)
@@ -54,7 +58,7 @@ def checked_call(
     targets = _targets_of(rvq, x, indices, temperature)
     if rvq.training and rvq.shared_codebook:
         _expect_one_codebook(rvq.levels)
-    return StackCall(
+    return StackRequest(
         layout,
         layout.token_mask(x, mask, None),
         targets,
@@ -203,9 +207,5 @@ def _parts(
     """The indices along an axis, none of a scalar; or those of a sequence."""
     if isinstance(indices, Tensor):
         return indices.unbind(axis) if indices.dim() > 0 else ()
-    if not isinstance(indices, Iterable):
-        raise TypeError(
-            f"{owner}: expected indices to be a tensor or one tensor for each {part}, "
-            f"but got {type(indices).__name__}"
-        )
+    expect_kind(owner, "indices", indices, Iterable, f"a tensor or one tensor for each {part}")
     return tuple(indices)

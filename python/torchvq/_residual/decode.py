@@ -48,10 +48,9 @@ def decode_sum(rvq: "ResidualVQ", indices: Tensor) -> Tensor:
     used = rvq.levels[: indices.shape[-1]]
     found = [decoding_codes(level._codebook) for level in used]
     affine = [own for _, of_level in found for own in of_level]
-    decoded: Tensor = _ops.decode_residual(
+    return _ops.decode_residual(
         indices, [codes for codes, _ in found], affine, rvq.heads, rvq.layout.separate
     )
-    return decoded
 
 
 def _by_position(rvq: "ResidualVQ", codes: Tensor, indices: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ A family (``ResidualVQ``; ``ResidualFSQ`` and ``ResidualLFQ`` by ``_residual/sta
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,7 @@ class WalkedLevel(NamedTuple):
 
 
 def walk(
-    inputs: Tensor,
-    levels: int,
-    choose: Callable[[int, Tensor, Tensor], tuple[LevelT, WalkedLevel]],
+    inputs: Tensor, levels: int, choose: Callable[[int, Tensor, Tensor], tuple[LevelT, WalkedLevel]]
 ) -> tuple[Tensor, list[LevelT]]:
     """Each level in turn quantizes the residual of the levels before.
 
@@ -63,12 +61,12 @@ def balanced(inputs: Tensor, depth: int | Tensor, handed_on: float = 1.0) -> Ten
     its gradient, and users choose the weight of the losses for that balance. Hence the division by this gain.
     """
     gain = _gain_of_levels(depth, handed_on)
-    return _with_gain(inputs, 1 / gain if isinstance(gain, Tensor) or gain else 1)
+    return _with_gain(inputs, 1 / gain)
 
 
 def undivided(inputs: Tensor, depth: int | Tensor, handed_on: float) -> Tensor:
     """Inputs of ``balanced``, or what was computed of them, with a gradient that is not divided."""
-    return _with_gain(inputs, _gain_of_levels(depth, handed_on) or 1)
+    return _with_gain(inputs, _gain_of_levels(depth, handed_on))
 
 
 def weighted(inputs: Tensor, depth: int | Tensor, levels: int) -> Tensor:
@@ -84,14 +82,13 @@ def _with_gain(x: Tensor, gain: float | Tensor) -> Tensor:
     """``x`` with its gradient times a gain."""
     if not isinstance(gain, Tensor) and gain == 1:
         return x
-    return cast(Tensor, _ops.straight_through(x * gain, x.detach()))
+    return _ops.straight_through(x * gain, x.detach())
 
 
 def _gain_of_levels(depth: int | Tensor, handed_on: float) -> float | Tensor:
-    """``sum(handed_on**n)`` over the levels in use."""
+    """``sum(handed_on**n)`` over the levels in use; without any there is no loss to balance, and it is 1."""
     if isinstance(depth, int):
-        return sum(handed_on**index for index in range(depth))
-    # On the device, the depth may be 0; then there is no loss to balance, but the division must be defined.
+        return sum(handed_on**index for index in range(depth)) or 1
     depth = depth.clamp_min(1)
     return depth if handed_on == 1 else (1 - handed_on**depth) / (1 - handed_on)
 
@@ -105,10 +102,7 @@ def restored_output(
     padding: Tensor | None = None,
 ) -> Tensor:
     """The output of a stack from the sum of its codes (B, N, D), in layout and dtype of its input."""
-    output = project(project_out, total).to(x.dtype)
-    if mask is not None:
-        output = _ops.fill_padding(output, mask, padding)
-    return layout.unpack(output, x)
+    return layout.unpack(project(project_out, total).to(x.dtype), x, mask, padding)
 
 
 def restore_codes(codes: Tensor, x: Tensor, mask: Tensor | None, layout: Layout) -> Tensor:

@@ -10,7 +10,7 @@ from torchvq._residual.beam import best_paths
 from torchvq._residual.step import LevelsResult
 
 if TYPE_CHECKING:
-    from torchvq._residual.levels import StackRequest
+    from torchvq._residual.calls import StackRequest
     from torchvq.residual_vq import ResidualVQ
 
 _ops = torch.ops.torchvq

@@ -108,6 +108,12 @@ class GroupedStack(Groups[ScalarStack]):
             results.append(result)
         return _joined.cat([result.quantized for result in results], self.split_dim), results
 
+    def indices_and_codes(self, results: list[StackResult]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The indices (G, B, *, Q) of all groups, and their codes if asked for."""
+        pairs = zip(self.stacks, results, strict=True)
+        indices = torch.stack([stack.shaped_indices(result.indices) for stack, result in pairs])
+        return indices, tuple(own.all_codes for own in results if own.all_codes is not None)
+
     @property
     def codebooks(self) -> Tensor:
         """All codes of each group and level, (G, Q, codebook_size, D), as ``codebooks`` of each stack."""

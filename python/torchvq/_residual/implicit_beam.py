@@ -10,7 +10,7 @@ from torchvq._codebook.search import sampling_temperature, stored_codes
 from torchvq._residual.implicit_codebook import blocks_of
 
 if TYPE_CHECKING:
-    from torchvq._residual.levels import StackRequest
+    from torchvq._residual.calls import StackRequest
     from torchvq.residual_vq import ResidualVQ
 
 _ops = torch.ops.torchvq
@@ -45,6 +45,7 @@ def extend_implicit(
     samples = bool(sampling_temperature(rvq.levels[0], request.temperature))
     blocks = blocks_of(paths, base.numel() * paths.score.shape[2], samples)
     weights = rvq.beam_weights(rvq.num_quantizers)
+    weight = weights[index] if weights else None
     found = []
     with torch.no_grad():
         for number, tensors in enumerate(blocks):
@@ -57,24 +58,13 @@ def extend_implicit(
                 rows = candidates.unsqueeze(-1).expand(-1, -1, -1, -1, codes.shape[-1])
                 codes = codes.gather(-2, rows)
             found.append(
-                _ops.extend_paths(
-                    *block,
-                    codes,
-                    beam,
-                    candidates=candidates,
-                    weight=weights[index] if weights else None,
-                )
+                _ops.extend_paths(*block, codes, beam, candidates=candidates, weight=weight)
             )
     return Paths(*(torch.cat(parts, 1) for parts in zip(*found, strict=True)))
 
 
 def _candidates(
-    rvq: "ResidualVQ",
-    index: int,
-    paths: Paths,
-    codes: Tensor,
-    request: "StackRequest",
-    block: int,
+    rvq: "ResidualVQ", index: int, paths: Paths, codes: Tensor, request: "StackRequest", block: int
 ) -> Tensor | None:
     """The codes (H, T, w, C) that each path draws, in training with sampling; None: all codes (H, T, w, K, D)."""
     temperature = sampling_temperature(rvq.levels[0], request.temperature)
@@ -82,7 +72,7 @@ def _candidates(
         return None
     count = min(request.beam, codes.shape[3])
     # Each path is passed as a head with one token, because it has its own codes.
-    drawn: Tensor = _ops.sample_codes(
+    drawn = _ops.sample_codes(
         paths.residual.flatten(0, 2).unsqueeze(1),
         codes.flatten(0, 2),
         noise_rng(rvq._level_rng(index), request.ranks),

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torchvq._base import joined as _joined
 from torchvq._base.options import expect
 from torchvq._base.projection import project
+from torchvq._base.ranks import noise_rng
 from torchvq._base.torch_private import records_results
 from torchvq._codebook.losses import SearchedTokens, SearchResult
 from torchvq._codebook.request import Request
@@ -30,11 +31,7 @@ class MLP(nn.Module):
     l2norm_output = False  # modules of older files have none
 
     def __init__(
-        self,
-        dim: int,
-        dim_hidden: int | None = None,
-        depth: int = 4,
-        l2norm_output: bool = False,
+        self, dim: int, dim_hidden: int | None = None, depth: int = 4, l2norm_output: bool = False
     ) -> None:
         super().__init__()
         self.l2norm_output = l2norm_output
@@ -95,6 +92,7 @@ def choose_implicit(
     The search runs without a graph, one block of tokens at a time. The chosen codes are then computed again, as in
     decoding: so decoding equals the output bit for bit, and backward costs one code per token.
     """
+    rng = noise_rng(rng, request.ranks)
     # A copy, because this step may replace dead codes before backward has used them.
     base = _ops.snapshot(codes_to_search(vq, request, tokens, residual.dtype))
     if chosen is None:
@@ -129,13 +127,9 @@ def _search(
         codes = own_codes(mlp, given, base)
         if drawn_at is not None:
             # Each token is passed as a head with one token, because it has its own codes.
+            heads = x.flatten(0, 1).unsqueeze(1), codes.flatten(0, 1)
             sampled = _ops.sample_codes(
-                x.flatten(0, 1).unsqueeze(1),
-                codes.flatten(0, 1),
-                rng,
-                temperature=drawn_at,
-                metric="euclidean",
-                stream=block,
+                *heads, rng, temperature=drawn_at, metric="euclidean", stream=block
             )
             found.append(sampled.view(x.shape[:2]))
         else:

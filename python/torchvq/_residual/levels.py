@@ -6,38 +6,22 @@ together: one reduction over ranks serves the whole stack.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchvq._base.ranks import Ranks, noise_rng
 from torchvq._base.readable import takes_gradient
+from torchvq._codebook import in_place as _in_place
+from torchvq._codebook import learning as _learning
 from torchvq._codebook import losses as _losses
 from torchvq._codebook.in_flight import StepInFlight, may_overlap
-from torchvq._codebook.in_place import (
-    accumulate_gradients,
-    average_gradients,
-    gradients_before,
-    learns_in_place,
-    own_backward,
-    target_of,
-)
-from torchvq._codebook.learning import (
-    StackStep,
-    StepTokens,
-    draws_numbers,
-    joined_stacks,
-    learn_alike,
-    learn_stacks,
-    step_of_levels,
-    synced_level,
-    trains,
-)
 from torchvq._codebook.losses import SearchedTokens, SearchResult, Terms, sees_padding
 from torchvq._codebook.request import Request, request_of_level
 from torchvq._codebook.search import choose, estimator_of, prepare
 from torchvq._residual.beam import beginning_mask, level_mask, prepare_levels, search_paths
+from torchvq._residual.calls import StackRequest
 from torchvq._residual.engine import (
     WalkedLevel,
     balanced,
@@ -47,30 +31,13 @@ from torchvq._residual.engine import (
     undivided,
 )
 from torchvq._residual.engine import walk as walk_levels
-from torchvq._residual.implicit_codebook import (
-    MLP,
-    choose_implicit,
-    own_codes,
-)
+from torchvq._residual.implicit_codebook import MLP, choose_implicit, own_codes
 from torchvq.vector_quantize import VectorQuantize
 
 if TYPE_CHECKING:
     from torchvq.residual_vq import ResidualVQ
 
 _ops = torch.ops.torchvq
-
-
-class StackRequest(NamedTuple):
-    """The arguments of one forward of a stack."""
-
-    mask: Tensor | None  # (B, N)
-    batch: torch.Size  # B, N
-    targets: tuple[Tensor, ...] | None  # per level, in the shape of forward's indices
-    temperature: float | None
-    frozen: bool
-    depth: int | Tensor  # levels in use: an int, or a tensor if only the device knows
-    ranks: Ranks
-    beam: int = 1  # paths kept between levels
 
 
 class Implicit(NamedTuple):
@@ -200,29 +167,12 @@ def _choose_level(
     own = vq.training and (rvq.estimates_levels or rvq.quant_grad_frac > 0)
     estimator = None if own else "none"
     rng = rvq._level_rng(index)
+    searched = residual, tokens, head_mask, own_request
+    options: dict[str, Any] = dict(estimator=estimator, rng=rng, chosen=chosen)
     if implicit is None:
-        result = choose(
-            vq,
-            residual,
-            tokens,
-            head_mask,
-            own_request,
-            estimator=estimator,
-            rng=rng,
-            chosen=chosen,
-        )
+        result = choose(vq, *searched, **options)
     else:
-        result = choose_implicit(
-            vq,
-            *implicit,
-            residual,
-            tokens,
-            head_mask,
-            own_request,
-            estimator=estimator,
-            rng=noise_rng(rng, request.ranks),
-            chosen=chosen,
-        )
+        result = choose_implicit(vq, implicit.mlp, implicit.condition, *searched, **options)
     codes = result.searched.codes
     if head_mask is not None and sees_padding(rvq, rvq.levels[0]):
         zeros = rvq.return_zeros_for_masked_padding
@@ -243,29 +193,26 @@ def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: StackReque
     """One step of a shared codebook's own optimizer towards the residuals of all levels."""
     first = rvq.levels[0]
     codebook = first._codebook
-    if not learns_in_place(rvq, codebook) or codebook.replaying:
+    if not _in_place.learns_in_place(rvq, codebook) or codebook.replaying:
         return
     head_mask = None if request.mask is None else rvq.layout.split_mask(request.mask)
-    with gradients_before(codebook) as before:
-        with own_backward():
-            residual = target_of(inputs)
-            head_mask = None if head_mask is None else target_of(head_mask)
+    with _in_place.gradients_before(codebook) as before:
+        with _in_place.own_backward():
+            residual = _in_place.target_of(inputs)
+            head_mask = None if head_mask is None else _in_place.target_of(head_mask)
             for index in range(levels_to_walk(request.depth, rvq.num_quantizers)):
                 mask, used = head_mask, in_use(request.depth, index)
                 if used is not None:
                     used = used.expand(residual.shape[:2])
                     mask = used if head_mask is None else head_mask & used
-                _, _, codes, compared = _ops.quantize(
-                    residual,
-                    codebook.codes(),
-                    codebook.rng,
-                    metric=codebook.metric,
-                    estimator="none",
+                own, rng, metric = codebook.codes(), codebook.rng, codebook.metric
+                *_, codes, compared = _ops.quantize(
+                    residual, own, rng, metric=metric, estimator="none"
                 )
                 loss: Tensor = _ops.commitment_loss(compared, codes, mask=mask)
-                accumulate_gradients(loss, codebook)
+                _in_place.accumulate_gradients(loss, codebook)
                 residual = residual - codes.detach()
-        learns = average_gradients(before, residual, head_mask, request.ranks)
+        learns = _in_place.average_gradients(before, residual, head_mask, request.ranks)
         if learns and not first.manual_in_place_optimizer_update:
             rvq.update_in_place_optimizer()
     codebook.record_embed()
@@ -279,7 +226,7 @@ def _estimate_stack(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, ranks: Ran
     name = estimator_of(first, inputs, learned)
     if rvq.diveq and rvq.training:
         name = "directional_reparam"
-    output: Tensor = _ops.estimate(
+    return _ops.estimate(
         inputs,
         total,
         noise_rng(first._codebook.step_rng, ranks),
@@ -287,7 +234,6 @@ def _estimate_stack(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, ranks: Ran
         variance=first.directional_reparam_variance,
         sync_update_v=first.sync_update_v if rvq.training else 0.0,
     )
-    return output
 
 
 # After the search ------------------------------------------------------------------------------------------
@@ -336,13 +282,13 @@ def learn(stacks: Sequence[Searched]) -> list[list[Tensor | None]]:
     over all ranks; None for a level that does not learn.
     """
     # Those that evaluate know of no ranks, and of no recomputation.
-    training = (stack for stack in stacks if synced_level(stack.rvq.levels).training)
+    training = (stack for stack in stacks if _learning.synced_level(stack.rvq.levels).training)
     rvq, (first, *_), request = next(training, stacks[0])
     if first.vq._codebook.replaying:
         return [[] for _ in stacks]
     if rvq.shared_codebook and first.vq.vqp_compat:
         return [_learn_in_turn(stack.levels) for stack in stacks]
-    return learn_stacks([_stack_step(stack) for stack in stacks], request.ranks)
+    return _learning.learn_stacks([_stack_step(stack) for stack in stacks], request.ranks)
 
 
 def overlaps(rvq: "ResidualVQ", tokens: Tensor, request: StackRequest) -> bool:
@@ -353,8 +299,8 @@ def overlaps(rvq: "ResidualVQ", tokens: Tensor, request: StackRequest) -> bool:
     if not codebook.overlap_sync or not learns or codebook.replaying:
         return False
     # One call learns all levels later.
-    alike = learn_alike([level._codebook for level in rvq.levels])
-    if not alike or not all(trains(level, level.freeze_codebook) for level in rvq.levels):
+    alike = _learning.learn_alike([level._codebook for level in rvq.levels])
+    if not alike or not all(_learning.trains(level, level.freeze_codebook) for level in rvq.levels):
         return False
     # Levels that learn one after the other need their messages one after the other, within the forward. A step of the
     # first level alone would leave the generators of the others behind.
@@ -366,45 +312,41 @@ def learn_later(stacks: Sequence[Searched]) -> StepInFlight:
     """Starts the step of ``learn``; it settles later."""
     (first, *_), request = stacks[0].levels, stacks[0].request
     steps = [_stack_step(stack) for stack in stacks]
-    joined = steps[0] if len(steps) == 1 else joined_stacks(steps)
+    joined = steps[0] if len(steps) == 1 else _learning.joined_stacks(steps)
     return StepInFlight(*joined, request.ranks, first.vq.ema_update)
 
 
-def _stack_step(stack: Searched) -> StackStep:
+def _stack_step(stack: Searched) -> _learning.StackStep:
     searched = [level.result.searched for level in stack.levels]
     if not stack.rvq.shared_codebook:
         frozen = stack.request.frozen
-        trained = [trains(vq, frozen or vq.freeze_codebook) for vq in stack.rvq.levels]
-        return step_of_levels(stack.rvq.levels, searched, trained)
+        trained = [_learning.trains(vq, frozen or vq.freeze_codebook) for vq in stack.rvq.levels]
+        return _learning.step_of_levels(stack.rvq.levels, searched, trained)
     # A shared codebook sees the residuals of all levels as the tokens of one step.
     learning = [level.result.searched for level in filter(_trains, stack.levels)]
-    joined = StepTokens.by(learning or searched)
+    joined = _learning.StepTokens.by(learning or searched)
     return [stack.levels[0].vq._codebook], [
         joined if learning else joined.without_tokens(trains=False)
     ]
 
 
 def _trains(level: Level) -> bool:
-    return trains(level.vq, level.request.frozen)
+    return _learning.trains(level.vq, level.request.frozen)
 
 
 def level_draws(rvq: "ResidualVQ", level: Level) -> bool:
     """Whether a training forward draws random numbers from the generator of a level, or for the whole stack."""
-    return draws_numbers(level.vq, level.request.frozen) or rvq.diveq or rvq.quantize_dropout
+    return (
+        _learning.draws_numbers(level.vq, level.request.frozen) or rvq.diveq or rvq.quantize_dropout
+    )
 
 
 def _learn_in_turn(levels: list[Level]) -> list[Tensor | None]:
     """Updates a shared codebook once for each level, as the reference does."""
     counts: list[Tensor | None] = []
     for level in filter(_trains, levels):
-        searched = level.result.searched
-        counts.append(
-            level.vq._codebook.learn(
-                searched.inputs,
-                searched.indices,
-                searched.mask,
-                ema_update=level.request.ema_update,
-                ranks=level.request.ranks,
-            )
-        )
+        searched, request = level.result.searched, level.request
+        tokens = searched.inputs, searched.indices, searched.mask
+        codebook = level.vq._codebook
+        counts.append(codebook.learn(*tokens, ema_update=request.ema_update, ranks=request.ranks))
     return [found for found in counts if found is not None]

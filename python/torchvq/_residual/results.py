@@ -16,21 +16,10 @@ from torchvq._codebook.losses import Terms
 from torchvq._codebook.set_later import check_level
 from torchvq._codebook.stats import begin_step, finish_step
 from torchvq._codebook.undo import Undo, undo_of
-from torchvq._residual.calls import Siblings
+from torchvq._residual import levels as _levels
+from torchvq._residual.calls import Siblings, StackRequest
 from torchvq._residual.engine import restore_codes, restored_output, stack_levels
 from torchvq._residual.evaluation import can_encode_at_once, encode_at_once
-from torchvq._residual.levels import (
-    Searched,
-    StackRequest,
-    Walk,
-    learn,
-    learn_later,
-    level_draws,
-    level_loss,
-    overlaps,
-    search_losses,
-    walk,
-)
 from torchvq._residual.step import LevelsResult, can_step_at_once, step_at_once
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
 
@@ -48,7 +37,7 @@ class Started(NamedTuple):
     return_all_codes: bool
     tokens: Tensor  # (B, N, heads * D), projected
     step: LevelsResult | None = None
-    walk: Walk | None = None
+    walk: _levels.Walk | None = None
     overlaps: bool = False  # whether the step ends after the forward
     undo: Undo | None = None  # of what the search has written to the codebooks
 
@@ -78,7 +67,7 @@ def _search(started: Started, steps: ExitStack, siblings: Siblings | None) -> St
             return started._replace(step=step)
     # Stacks that learn together on ranks, or later, exchange their statistics in `finish`. Code of the user may fail,
     # and must not find another stack that has learnt.
-    later = overlaps(rvq, tokens, request)
+    later = _levels.overlaps(rvq, tokens, request)
     waits = siblings is not None and (siblings.calls_back or not request.ranks.alone)
     # An operator that may write to the state cannot be mapped over the tokens alone.
     at_once = (rvq.training or not is_mapped(tokens)) and can_step_at_once(rvq, tokens)
@@ -87,7 +76,7 @@ def _search(started: Started, steps: ExitStack, siblings: Siblings | None) -> St
     undo = undo_of(rvq._codebooks()) if rvq.training else None
     if undo is not None:
         steps.enter_context(undo)
-    walked = walk(rvq, layout.split_heads(tokens), request)
+    walked = _levels.walk(rvq, layout.split_heads(tokens), request)
     return started._replace(walk=walked, overlaps=later, undo=undo)
 
 
@@ -99,14 +88,16 @@ def finish(started: Sequence[Started]) -> list[ResidualResult]:
     walked = [
         (stack._replace(overlaps=later), stack.walk) for stack in started if stack.walk is not None
     ]
-    terms = [search_losses(stack.rvq, walk.levels, stack.request.ranks) for stack, walk in walked]
+    terms = [
+        _levels.search_losses(stack.rvq, walk.levels, stack.request.ranks) for stack, walk in walked
+    ]
     counts: list[list[Tensor | None]] = [[] for _ in walked]
     for stack, _ in walked:
         if stack.rvq.training:
             begin_step(stack.rvq._codebooks())
     learns = any(stack.rvq.training and not stack.request.frozen for stack, _ in walked)
     if learns and not later:
-        counts = learn([_searched(stack, walk) for stack, walk in walked])
+        counts = _levels.learn([_searched(stack, walk) for stack, walk in walked])
     for stack, _ in walked:
         if stack.undo is not None:
             stack.undo.forget()
@@ -115,32 +106,32 @@ def finish(started: Sequence[Started]) -> list[ResidualResult]:
         for (stack, walk), scored, found in zip(walked, terms, counts, strict=True)
     ]
     if later:
-        step = learn_later([_searched(stack, walk) for stack, walk in walked])
+        step = _levels.learn_later([_searched(stack, walk) for stack, walk in walked])
         outputs = [output for end in ended for output in (end.quantized, end.losses)]
         step.settle_after_backward(*outputs)
     steps = iter(ended)
     return [_result(stack, next(steps) if stack.step is None else stack.step) for stack in started]
 
 
-def _searched(started: Started, walk: Walk) -> Searched:
+def _searched(started: Started, walk: _levels.Walk) -> _levels.Searched:
     # In the reference, only the first level learns under a beam.
     first_only = started.rvq.vqp_compat and started.request.beam > 1
     levels = walk.levels[:1] if first_only else walk.levels
-    return Searched(started.rvq, levels, started.request)
+    return _levels.Searched(started.rvq, levels, started.request)
 
 
 def _end_walk(
-    started: Started, walk: Walk, terms: list[Terms], counts: list[Tensor | None]
+    started: Started, walk: _levels.Walk, terms: list[Terms], counts: list[Tensor | None]
 ) -> LevelsResult:
     """Ends the step and computes the losses of all levels; call it when their codebooks have learnt."""
     rvq, request, every = started.rvq, started.request, started.rvq.num_quantizers
-    losses = [level_loss(*scored) for scored in zip(walk.levels, terms, strict=True)]
+    losses = [_levels.level_loss(*scored) for scored in zip(walk.levels, terms, strict=True)]
     searched = [level.result.searched for level in walk.levels]
     indices = [part.indices for part in searched]
     if rvq.training:
         masks = [part.mask for part in searched]
         # A step that settles later advances the generators itself.
-        drew = [not started.overlaps and level_draws(rvq, level) for level in walk.levels]
+        drew = [not started.overlaps and _levels.level_draws(rvq, level) for level in walk.levels]
         depth = request.depth
         finish_step(rvq.levels, indices, counts, masks, request.ranks, drew=drew, depth=depth)
     return LevelsResult(

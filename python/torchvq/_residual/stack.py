@@ -15,7 +15,7 @@ from torchvq._base import joined as _joined
 from torchvq._base.contained import contained
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
-from torchvq._base.options import expect, keep_values
+from torchvq._base.options import expect, keep_values, named
 from torchvq._base.projection import make_projections, project_codes, projected_tokens
 from torchvq._base.random_state import RandomState, StepRecord
 from torchvq._base.replaced import Methods, is_replaced, methods_of
@@ -107,14 +107,13 @@ class ResidualStack(RandomState):
         super().__init__()
         keep_values(
             self,
-            dim=dim,
-            inner_dim=inner_dim,
-            is_channel_first=is_channel_first,
+            **named(
+                locals(),
+                "dim inner_dim is_channel_first quantize_dropout_cutoff_index "
+                "quantize_dropout_multiple_of draws",
+            ),
             quantize_dropout=quantize_dropout and num_quantizers > 1,
-            quantize_dropout_cutoff_index=quantize_dropout_cutoff_index,
-            quantize_dropout_multiple_of=quantize_dropout_multiple_of,
             has_projections=inner_dim != dim,
-            draws=draws,
         )
         if self.quantize_dropout:
             rule = quantize_dropout_cutoff_index, quantize_dropout_multiple_of

@@ -15,7 +15,7 @@ from torchvq._codebook.search import estimator_of, search_options, stored_codes
 from torchvq._residual.engine import levels_to_walk
 
 if TYPE_CHECKING:
-    from torchvq._residual.levels import StackRequest
+    from torchvq._residual.calls import StackRequest
     from torchvq.residual_vq import ResidualVQ
     from torchvq.vector_quantize import VectorQuantize
 

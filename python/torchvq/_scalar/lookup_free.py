@@ -64,13 +64,9 @@ def step(lfq: "LFQ", x: Tensor, request: Request) -> tuple[Found, list[Tensor]]:
         The result, and the totals over the ranks.
     """
     if lfq.training and lfq.frac_per_sample_entropy < 1:
-        expect(
-            "LFQ",
-            request.rng is not None,
-            "frac_per_sample_entropy",
-            "given to the constructor, which makes the generator of the draws",
-            "set on the module",
-        )
+        draws = request.rng is not None
+        condition = "given to the constructor, which makes the generator of the draws"
+        expect("LFQ", draws, "frac_per_sample_entropy", condition, "set on the module")
     # A user's activation lies between latents and output, so its gradient is applied in Python.
     activates = request.estimates and not projects_nothing(lfq.activation)
     quantized, indices, loss, *terms, latents, codes, counted, totals = _ops.lookup_free_quantize(
@@ -183,17 +179,14 @@ def shared_totals(stacks: Sequence[Pending], ranks: Ranks) -> list[list[Tensor |
 
 def _own_totals(stack: Pending) -> list[Tensor]:
     totals = [
-        _totals(lfq, signs) for lfq, signs in zip(stack.quantizers, stack.signs, strict=False)
+        _ops.sign_entropy_totals(
+            signs.latents.detach(),
+            sharpness=4 * signs.inv_temperature * lfq.code_value,
+            mask=signs.entropy_mask,
+        )
+        for lfq, signs in zip(stack.quantizers, stack.signs, strict=False)
     ]
     return totals + [torch.zeros_like(totals[0])] * (len(stack.quantizers) - len(totals))
-
-
-def _totals(lfq: "LFQ", signs: Signs) -> Tensor:
-    return _ops.sign_entropy_totals(
-        signs.latents.detach(),
-        sharpness=4 * signs.inv_temperature * lfq.code_value,
-        mask=signs.entropy_mask,
-    )
 
 
 def loss(lfq: "LFQ", signs: Signs, totals: Tensor | None) -> Tensor:

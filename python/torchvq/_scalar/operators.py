@@ -11,6 +11,8 @@ from torch import Tensor
 import torchvq._library  # noqa: F401  (registers the operators)
 from torchvq.outputs import exportable
 
+_ops = torch.ops.torchvq
+
 
 class ScalarCodes(NamedTuple):
     """What the quantizing functions here return."""
@@ -44,7 +46,7 @@ def scalar_quantize(x: Tensor, levels: Sequence[int], *, bound: str = "tanh") ->
 
     Gradient: of the codes to x, that of the bound. Errors: ValueError, TypeError.
     """
-    return ScalarCodes(*torch.ops.torchvq.scalar_quantize(x, levels, bound=bound))
+    return ScalarCodes(*_ops.scalar_quantize(x, levels, bound=bound))
 
 
 def scalar_decode(
@@ -59,7 +61,7 @@ def scalar_decode(
     ``symmetric`` for the bounds of that name; ``dtype`` is float32 by default. -1 gives zeros. IndexError for an index
     out of range on CPU.
     """
-    return torch.ops.torchvq.scalar_decode(indices, levels, symmetric=symmetric, dtype=dtype)
+    return _ops.scalar_decode(indices, levels, symmetric=symmetric, dtype=dtype)
 
 
 def residual_scalar_quantize(
@@ -76,7 +78,7 @@ def residual_scalar_quantize(
     Returns:
         The sum of the codes (*, D) and indices (*, Q). Gradient to x: that of the levels as a function.
     """
-    return ScalarCodes(*torch.ops.torchvq.residual_scalar_quantize(x, levels, scales, bound=bound))
+    return ScalarCodes(*_ops.residual_scalar_quantize(x, levels, scales, bound=bound))
 
 
 def sign_quantize(x: Tensor, *, scale: float = 1.0) -> ScalarCodes:
@@ -86,14 +88,14 @@ def sign_quantize(x: Tensor, *, scale: float = 1.0) -> ScalarCodes:
     significant bit, and zero is a bit that is not set. No gradient; :func:`straight_through` gives one. A row with NaN
     or infinity has codes NaN and index 0.
     """
-    return ScalarCodes(*torch.ops.torchvq.sign_quantize(x, scale=scale))
+    return ScalarCodes(*_ops.sign_quantize(x, scale=scale))
 
 
 def sign_decode(
     indices: Tensor, bits: int, *, scale: float = 1.0, dtype: torch.dtype | None = None
 ) -> Tensor:
     """The codes (*, bits) of indices (*), int64; -1 gives zeros. float32 by default. IndexError out of range on CPU."""
-    return torch.ops.torchvq.sign_decode(indices, bits, scale=scale, dtype=dtype)
+    return _ops.sign_decode(indices, bits, scale=scale, dtype=dtype)
 
 
 def sign_entropy(
@@ -111,10 +113,10 @@ def sign_entropy(
         The mean entropy of a token, and the entropy of the mean distribution over codes; that of more than 24 bits is
         the sum over groups of bits (arXiv:2406.07548). No tokens: 0.
     """
-    found = torch.ops.torchvq.sign_entropy(x, sharpness=sharpness, mask=mask, totals=totals)
+    found = _ops.sign_entropy(x, sharpness=sharpness, mask=mask, totals=totals)
     return SignEntropy(*found)
 
 
 def sign_entropy_totals(x: Tensor, *, sharpness: float, mask: Tensor | None = None) -> Tensor:
     """What ranks add up for :func:`sign_entropy`: sums of probabilities and entropies, and the number of tokens."""
-    return torch.ops.torchvq.sign_entropy_totals(x, sharpness=sharpness, mask=mask)
+    return _ops.sign_entropy_totals(x, sharpness=sharpness, mask=mask)

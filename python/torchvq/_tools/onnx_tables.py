@@ -11,8 +11,7 @@ _ops = torch.ops.torchvq
 def place_values(levels: Sequence[int]) -> Tensor:
     """The place value of each feature's level in an index, int64 (D,)."""
     ones = torch.eye(len(levels), dtype=torch.int64)
-    place: Tensor = _ops.scalar_indices(ones, list(levels))
-    return place
+    return _ops.scalar_indices(ones, list(levels))
 
 
 def level_codes(levels: Sequence[int], symmetric: bool) -> Tensor:

@@ -3,12 +3,13 @@
 import copy
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from torchvq._base.arguments import expect_kind
 from torchvq._base.wide_buffers import HALF
 
 
@@ -64,10 +65,7 @@ def precision_report(
 
 def _check(module: nn.Module, x: Tensor, dtypes: Sequence[torch.dtype]) -> None:
     for name, given, kind in (("module", module, nn.Module), ("x", x, Tensor)):
-        if not isinstance(given, kind):
-            raise TypeError(
-                f"precision_report: expected {name} to be a {kind.__name__}, but got {type(given).__name__}"
-            )
+        expect_kind("precision_report", name, given, kind, f"a {kind.__name__}")
     if not isinstance(dtypes, Iterable):
         raise TypeError(f"precision_report: expected dtypes to be a sequence, but got {dtypes}")
     for dtype in dtypes:
@@ -91,7 +89,8 @@ def _run(module: nn.Module, x: Tensor, dtype: torch.dtype, how: str, kwargs: Any
     given = x.detach().to(torch.float32 if how == "autocast" else dtype)
     seconds = float("inf")
     first: Tensor | None = None
-    with _autocast(x, dtype) if how == "autocast" else nullcontext():
+    autocast = torch.autocast(x.device.type, dtype=dtype) if how == "autocast" else nullcontext()
+    with autocast:
         for _ in range(3):
             stepped = copy.deepcopy(own).train()
             start = _now(x)
@@ -104,10 +103,6 @@ def _run(module: nn.Module, x: Tensor, dtype: torch.dtype, how: str, kwargs: Any
             output, indices, _ = _parts(own.eval()(given, **kwargs))
     assert first is not None
     return _Run(output.detach().double(), indices, first, seconds)
-
-
-def _autocast(x: Tensor, dtype: torch.dtype) -> AbstractContextManager[object]:
-    return torch.autocast(x.device.type, dtype=dtype)
 
 
 def _now(x: Tensor) -> float:

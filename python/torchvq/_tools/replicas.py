@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from torchvq._base.arguments import expect_kind
 from torchvq._base.ranks import everybody, group_name, group_of
 from torchvq.codebook import Codebook
 from torchvq.finite_scalar_quantization import FSQ
@@ -71,10 +72,7 @@ def verify_replicas(
         ValueError: ranks have other quantizers than each other. TypeError: no module. DistBackendError: a rank does not
             take part.
     """
-    if not isinstance(module, nn.Module):
-        raise TypeError(
-            f"verify_replicas: expected module to be a torch.nn.Module, but got {type(module).__name__}"
-        )
+    expect_kind("verify_replicas", "module", module, nn.Module, "a torch.nn.Module")
     found: list[ReplicaDifference] = []
     asked = group_name("verify_replicas", process_group)
     for group, entries in _by_group(module, asked).items():
@@ -101,7 +99,7 @@ def _by_group(module: nn.Module, asked: str | None) -> dict[str, list[_Entry]]:
         entries = [
             _Entry(name, tensor, value.detach())
             for tensor, value in _shared_state(part).items()
-            if not _sharded(value)
+            if not hasattr(value, "placements")  # of a sharded tensor
         ]
         if entries:
             groups.setdefault(asked or own, []).extend(entries)
@@ -131,10 +129,6 @@ def _shared_state(part: nn.Module) -> dict[str, Tensor]:
     names = ("orthogonal_rot",) if isinstance(part, FSQ) else _BUFFERS
     found = {name: part._buffers.get(name) for name in names}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _sharded(value: Tensor) -> bool:
-    return hasattr(value, "placements")
 
 
 def _differences(entries: list[_Entry], group: str) -> list[ReplicaDifference]:

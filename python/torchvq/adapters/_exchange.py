@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
+from torchvq._base.arguments import expect_kind
 from torchvq.adapters._frozen import freeze, thaw
 from torchvq.adapters._registry import (
     Adapter,
@@ -134,8 +135,5 @@ def _quantizers(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
 
 
 def _checked(what: str, model: _Model) -> _Model:
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"{what}: expected model to be a torch.nn.Module, but got {type(model).__name__}"
-        )
+    expect_kind(what, "model", model, nn.Module, "a torch.nn.Module")
     return model

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchvq._base.arguments import expect_floating, expect_tensor
+from torchvq._base.arguments import expect_floating, expect_kind, expect_tensor
 from torchvq._base.integers import as_int64
 from torchvq._base.options import expect
 
@@ -32,7 +32,7 @@ def nearest(
     if bias is not None:
         expect_tensor("nearest", "bias", bias)
     with torch.no_grad():
-        found: Tensor = _ops.nearest_code(
+        found = _ops.nearest_code(
             x.reshape(-1, x.shape[-1]), codebook, metric=metric, bias=bias, return_codes=False
         )[0]
     return found.view(x.shape[:-1])
@@ -78,8 +78,7 @@ def residual_nearest(
     _check_shape("residual_nearest", "x", x, x.dim() == 3, "(B, D, T)")
     _check_codebooks("residual_nearest", codebooks)
     codes, indices = _ops.residual_encode(x.transpose(1, 2), codebooks, prepared=prepared)
-    levels: Tensor = indices.permute(2, 0, 1).contiguous()
-    return codes.transpose(1, 2), levels
+    return codes.transpose(1, 2), indices.permute(2, 0, 1).contiguous()
 
 
 def residual_sum(indices: Tensor, codebooks: Sequence[Tensor]) -> Tensor:
@@ -95,8 +94,7 @@ def residual_sum(indices: Tensor, codebooks: Sequence[Tensor]) -> Tensor:
     whole = as_int64("residual_sum", indices)
     _check_shape("residual_sum", "indices", whole, whole.dim() == 3, "(Q, B, T)")
     _check_codebooks("residual_sum", codebooks)
-    total: Tensor = _ops.residual_decode(whole.permute(1, 2, 0), codebooks)
-    return total.transpose(1, 2)
+    return _ops.residual_decode(whole.permute(1, 2, 0), codebooks).transpose(1, 2)
 
 
 def _check_vectors(owner: str, x: Tensor, codebook: Tensor) -> None:
@@ -108,10 +106,7 @@ def _check_vectors(owner: str, x: Tensor, codebook: Tensor) -> None:
 
 
 def _check_codebooks(owner: str, codebooks: Sequence[Tensor]) -> None:
-    if not isinstance(codebooks, list | tuple):
-        raise TypeError(
-            f"{owner}: expected codebooks to be a list of tensors, but got {type(codebooks).__name__}"
-        )
+    expect_kind(owner, "codebooks", codebooks, (list, tuple), "a list of tensors")
     for codes in codebooks:
         expect_tensor(owner, "each of codebooks", codes)
 

@@ -42,7 +42,8 @@ def codec_of_state(state: State, metric: str | None = None, prefix: str = "") ->
     keys = [key for key in state if key.startswith(prefix)]
     stacks = _stacks(keys)
     if stacks:
-        factorised = any(_level_key(match) + "in_proj.bias" in state for match in _first(stacks))
+        first = next(iter(stacks.values()))
+        factorised = any(_level_key(match) + "in_proj.bias" in state for match in first)
         codec = Codec(
             [_stack(state, name, stacks[name]) for name in _in_order(stacks)],
             metric or ("cosine" if factorised else "euclidean"),
@@ -65,10 +66,6 @@ def _stacks(keys: list[str]) -> dict[str, list[re.Match[str]]]:
         if [int(match["index"]) for match in matches] != list(range(len(matches))):
             raise ConversionError(f"expected every level of {name}, but some are missing or double")
     return found
-
-
-def _first(stacks: dict[str, list[re.Match[str]]]) -> list[re.Match[str]]:
-    return next(iter(stacks.values()))
 
 
 def _in_order(stacks: dict[str, list[re.Match[str]]]) -> list[str]:
