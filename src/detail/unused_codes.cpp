@@ -17,7 +17,7 @@ at::Tensor unused_codes(const at::Tensor& sizes, double decay) {
                         .ceil_()
                         .clamp_max_(kernels::kLongestWait);
   const auto left = at::pow(decay, wait - 1).mul_((1 - decay) * ((1 + decay) / 2));
-  const auto limit = left.clamp_max_(kernels::faint_below(decay));
+  const auto limit = left.clamp_max_(kernels::gone_below(decay));
   // Sizes are rounded, and lie half a step from the limit, so that its last bits do not matter.
   return sizes.to(at::kDouble).lt(limit).logical_and_(total.gt(0));
 }

@@ -25,6 +25,15 @@ TORCHVQ_ON_DEVICE constexpr double faint_below(double decay) {
   return half < most ? half : most;
 }
 
+/// The highest average of an unused code. Until then the reference's code is about where it was as well (the smoothing
+/// has halved it here), and still there when data come back that a run does without for some steps, such as a class.
+constexpr double kGone = 1e-5;
+
+TORCHVQ_ON_DEVICE constexpr double gone_below(double decay) {
+  const double faint = faint_below(decay);
+  return kGone < faint ? kGone : faint;
+}
+
 /// A faint code whose average is below this is unused, and moves to a heavy one. `total` is the sum of the averages of
 /// all `size` codes, the tokens of a step. 0, which no average is below, if there are none.
 TORCHVQ_ON_DEVICE inline double unused_below(double decay, double total, int64_t size) {
@@ -37,8 +46,8 @@ TORCHVQ_ON_DEVICE inline double unused_below(double decay, double total, int64_t
     if ((bits & 1) != 0) left *= power;
     power *= power;
   }
-  const double faint = faint_below(decay);
-  return left < faint ? left : faint;
+  const double gone = gone_below(decay);
+  return left < gone ? left : gone;
 }
 
 /// What an unused code moves by, where a step moves averages by `step`, (1 - decay) times the weight of the code: less

@@ -83,10 +83,10 @@ def faint_below(decay):
 
 
 def unused_below(decay, tokens, codes=CODES):
-    """Half way between what is left of one token after eight times the wait of an average code, and a step earlier."""
+    """At most 1e-5; what is left of one token after eight times the wait of an average code, half way to a step earlier."""
     wait = math.ceil(8 * codes / tokens)
     left = [(1 - decay) * decay**steps for steps in (wait - 1, wait)]
-    return min(faint_below(decay), sum(left) / 2)
+    return min(1e-5, faint_below(decay), sum(left) / 2)
 
 
 def as_code(row, metric):
@@ -187,7 +187,7 @@ def test_ema_update_draws_unused_codes_to_heavy_ones(ema, dtype, metric, weight,
     state[0][:, [3, 6]] = 50
     statistics[0][:, [*unused, 3, 6]] = 0
     statistics[1][:, :, [*unused, 3, 6]] = 0
-    state[0][:, unused] = 5e-3
+    state[0][:, unused] = 5e-6
     expected = expected_update(state, statistics, 0.8, 1e-5, metric, weight)
     before = state[2].clone()
     ema[0](*state, *statistics, decay=0.8, eps=1e-5, metric=metric, weight=weight)

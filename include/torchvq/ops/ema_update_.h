@@ -45,9 +45,10 @@ struct EmaUpdateOptions {
 ///              below min(3e-2, (1 - decay) / 2), keeps its place, and an unused one moves towards a
 ///              code with many tokens (in the reference both drift to the origin, because eps
 ///              outweighs the cluster size); a head without any token in this batch does not change.
-/// Unused codes are faint, and have waited for a token eight times as long as a code with an equal
-///              share of total does, ceil(8 K / total) steps: their cluster_size is below that of a
-///              code that had one token then. They move:
+/// Unused codes are faint, have a cluster_size below 1e-5, where the smoothing has halved the code of
+///              the reference, and have waited for a token eight times as long as a code with an
+///              equal share of total does, ceil(8 K / total) steps: their cluster_size is below that
+///              of a code that had one token then. They move:
 ///              embed += 0.8 * clamp(weight, 0, 1) * (target - embed), cosine: made a unit vector;
 ///              the targets are the codes in use, sorted by cluster_size and then by index, one for
 ///              each unused code in the order of its index, and from the first again if there are

@@ -112,7 +112,7 @@ TEST(EmaUpdateTest, TwoHalvesEqualTheWhole) {
 
 TEST(EmaUpdateTest, UnusedCodesMoveToTheHeaviest) {
   State state;
-  state.cluster_size = at::tensor({1e-3F, 3.0F, 1.0F}).unsqueeze(0);
+  state.cluster_size = at::tensor({1e-5F, 3.0F, 1.0F}).unsqueeze(0);
   const auto x = at::tensor({4.0F, 2.0F}).reshape({1, 1, 2});
   const auto [counts, sums, exponents] =
       ops::code_statistics(x, at::tensor({1}, at::kLong).unsqueeze(0), at::zeros({1, 3}, at::kInt));
