@@ -109,9 +109,9 @@ def ema_update_(
     of :func:`code_statistics`. ``weight`` scales ``1 - decay`` and broadcasts to (H, K). ``from_codebook`` starts from
     ``embed`` instead of ``embed_avg`` (after a step of an optimizer). ``finish=False`` leaves ``embed`` to
     :func:`ema_finish_`. A faint code, without tokens here and with a size below ``min(0.03, (1 - decay) / 2)``, keeps
-    its place. An unused one, faint and without a token for ``8 K / sum(cluster_size)`` steps, moves towards one of the
-    codes with the most tokens by ``0.8 * weight`` of the distance, one unused code to each. A head without
-    tokens does not change.
+    its place. An unused one, of a size below 1e-5 and without a token for ``8 K / sum(cluster_size)`` steps, moves
+    towards one of the codes with the most tokens by ``0.8 * weight`` of the distance, one unused code to each. A head
+    without tokens does not change.
     """
     _ops.ema_update_(
         cluster_size,
