@@ -108,6 +108,9 @@ class _Opset:
     """The operators of ONNX; their package is imported when the first of them is used."""
 
     def __getattr__(self, name: str) -> Any:
+        # Of Python, which tools such as doctest ask for; no operator.
+        if name.startswith("__"):
+            raise AttributeError(name)
         from onnxscript import opset18
 
         return getattr(opset18, name)

@@ -10,6 +10,8 @@
 #include <torchvq/functional/vector_quantize.h>
 #include <torchvq/ops/straight_through.h>
 
+#include "detail/readable.h"
+
 namespace torchvq::functional {
 namespace {
 
@@ -55,8 +57,10 @@ LevelSums walk_levels(
   if (sums_outputs) sums.outputs = at::zeros_like(inputs);
   for (int64_t index = 0; index < levels; ++index) {
     const auto [codes, output] = choose(index, residual, sums);
-    // Nothing else refers to the sum, so it is updated in place and stays in cache.
-    sums.codes = codes.requires_grad() ? sums.codes.add(codes) : sums.codes.add_(codes);
+    // Nothing else refers to the sum, so it is updated in place and stays in cache. Under vmap an
+    // ensemble has codes of each member, which do not fit into the sum of an input that all share.
+    const bool in_place = detail::is_readable(codes) && !codes.requires_grad();
+    sums.codes = in_place ? sums.codes.add_(codes) : sums.codes.add(codes);
     if (sums_outputs) sums.outputs = sums.outputs.add(output);
     residual = residual.sub(handed_to_next(output, gradient));
   }

@@ -90,8 +90,8 @@ at::Tensor balanced(const at::Tensor& inputs, int64_t levels, double ratio = 1,
 at::Tensor compared_inputs(const at::Tensor& inputs, const StackGradient& gradient,
                            const LevelsInUse& used);
 
-/// What a level compared with its codes, as its losses see it: nothing balances that of targets, so
-/// its gradient is not divided.
+/// What a level compared with its codes, or the condition of codes that a network computes, as its
+/// losses see it: nothing balances that of targets, so its gradient is not divided.
 at::Tensor scored_inputs(const at::Tensor& compared, const StackGradient& gradient,
                          const LevelsInUse& used);
 

@@ -127,11 +127,13 @@ Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRequest& req
                           const F::LevelSums& before) -> F::WalkedLevel {
     std::optional<Implicit> implicit;
     if (index > 0 && implicit_codes) {
-      // The value must be that of decoding, so the estimator adds no noise.
+      // The value must be that of decoding, so the estimator adds no noise. Only losses give codes
+      // that a network computes a gradient, and so the condition.
       const bool by_outputs = gradient.estimates_levels || !gradient.training;
+      const auto condition =
+          by_outputs ? before.outputs : ops::straight_through(compared, before.codes);
       implicit =
-          Implicit{rvq.mlps.at(index - 1).get(),
-                   by_outputs ? before.outputs : ops::straight_through(compared, before.codes)};
+          Implicit{rvq.mlps.at(index - 1).get(), F::scored_inputs(condition, gradient, used)};
     }
     auto level = choose_level(rvq, index, residual, std::move(implicit), request, gradient,
                               paths.empty() ? std::nullopt : OptionalTensor(paths[index]));

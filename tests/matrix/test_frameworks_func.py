@@ -245,6 +245,25 @@ def test_an_ensemble_replaces_dead_codes_with_gradients() -> None:
             torch.testing.assert_close(buffers[name][index], buffer, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_an_ensemble_has_gradients_of_one_input_with_targets(training: bool) -> None:
+    """With targets, levels are walked in turn; members have codes of their own, and share the input."""
+    modules = [build("residual_vq", seed=seed).train(training) for seed in range(3)]
+    x = data("residual_vq")
+    targets = torch.zeros_like(forward(copy.deepcopy(modules[0]), x).indices)
+    base = copy.deepcopy(modules[0])
+
+    def loss(x: Tensor, *state: dict[str, Tensor]) -> Tensor:
+        return functional_call(base, state, (x,), dict(indices=targets))[1]
+
+    expected = [
+        torch.func.grad(lambda x, own=own: copy.deepcopy(own)(x, indices=targets)[1])(x)
+        for own in modules
+    ]
+    found = torch.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(x, *stack_module_state(modules))
+    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-5, atol=1e-6)
+
+
 def test_gradients_per_sample_with_mapped_targets() -> None:
     module, x = build("vq").eval(), steps("vq")
     targets = torch.stack([forward(module, part)[1] for part in x])

@@ -129,6 +129,18 @@ def test_other_dtypes_are_refused(
         decode(module, indices)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(("make", "decode"), CASES)
+def test_sparse_and_nested_indices_are_refused(
+    make: Callable[[], nn.Module], decode: Decode
+) -> None:
+    module = make().eval()
+    indices = module(_x(module))[1]
+    for convert in (Tensor.to_sparse, lambda t: torch.nested.nested_tensor(list(t.unbind()))):
+        with pytest.raises(TypeError, match="expected indices to be a dense tensor, but got "):
+            decode(module, _each(indices, convert))
+
+
 def test_masked_int32_decodes_to_zeros() -> None:
     vq = torchvq.VectorQuantize(DIM, CODES, codebook_dim=4)
     absent = torch.full((2, 3), -1, dtype=torch.int32)

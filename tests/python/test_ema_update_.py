@@ -83,7 +83,7 @@ def faint_below(decay):
 
 
 def unused_below(decay, tokens, codes=CODES):
-    """At most 1e-5; what is left of one token after eight times the wait of an average code, half way to a step earlier."""
+    """At most 1e-5; else half way between what is left of one token after eight average waits and a step earlier."""
     wait = math.ceil(8 * codes / tokens)
     left = [(1 - decay) * decay**steps for steps in (wait - 1, wait)]
     return min(1e-5, faint_below(decay), sum(left) / 2)

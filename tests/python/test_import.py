@@ -36,3 +36,12 @@ def test_training_loads_no_compiler():
         "torchvq.LatentQuantize([4, 4], 2)(torch.randn(1, 2, 64))"
     )
     assert not COMPILERS & modules
+
+
+def test_tools_look_at_translations_without_onnxscript():
+    """Doctest and others ask each name of a module for ``__wrapped__``."""
+    code = (
+        "import inspect, sys; sys.modules['onnxscript'] = None; import torchvq.onnx\n"
+        "for value in vars(torchvq.onnx).values(): inspect.unwrap(value)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

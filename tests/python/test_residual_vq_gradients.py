@@ -9,6 +9,9 @@ import pytest
 import torch
 import vector_quantize_pytorch
 from residual_vq_cases import CODES, DIM, LEARNABLE, QINCO, STACKS, build, data
+from torch.nn.functional import cross_entropy
+
+from torchvq import ops
 
 GAIN_CASES = [
     "default",
@@ -167,6 +170,44 @@ def test_losses_of_targets_have_the_gradient_of_their_value(case: str) -> None:
         return stack(x, indices=targets, freeze_codebook=True)[1]
 
     assert torch.autograd.gradcheck(loss, (x,), eps=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.25])
+def test_losses_of_targets_reach_the_condition_of_implicit_codes_undivided(fraction: float) -> None:
+    """Two levels, composed of operators of torch and the rotation that gives the condition its gradient."""
+    options = dict(rotation_trick=True, num_quantizers=2, quant_grad_frac=fraction, **QINCO)
+    stack = build("default", **options).double()
+    x = data(stack).double().flatten(0, 1)[None].requires_grad_()
+    targets = torch.randint(0, CODES, (2, x.shape[1]))
+    loss = stack(x, indices=targets.mT[None], freeze_codebook=True)[1]
+    first, second = (level._codebook.embed[0].detach() for level in stack.layers)
+    condition = ops.rotation_trick(x, first[torch.cdist(x[0], first).argmin(-1)][None])[0]
+    left = x[0] - fraction * condition - (1 - fraction) * condition.detach()
+    computed = stack.mlps[0].rows(second, condition[:, None])
+    scores = torch.cdist(x[0], first), torch.cdist(left[:, None], computed)[:, 0]
+    expected = sum(cross_entropy(-score, own) for score, own in zip(scores, targets, strict=True))
+    torch.testing.assert_close(loss, expected)
+    gradients = [torch.autograd.grad(own, x)[0] for own in (loss, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("fraction", [0.25, 1.0])
+def test_losses_of_targets_reach_codes_below_without_a_gradient_of_the_input(
+    fraction: float,
+) -> None:
+    """Then levels hand the gradient of later losses on to their codes, where nothing has divided it."""
+    options = dict(rotation_trick=True, num_quantizers=2, quant_grad_frac=fraction, **LEARNABLE)
+    stack = build("default", **options).double()
+    x = data(stack).double().flatten(0, 1)
+    targets = torch.randint(0, CODES, (2, len(x)))
+    first, second = codes = [level._codebook.embed for level in stack.layers]
+    chosen = first[0][torch.cdist(x, first[0]).argmin(-1)]
+    left = x - fraction * chosen - (1 - fraction) * chosen.detach()
+    scores = torch.cdist(x, first[0]), torch.cdist(left, second[0])
+    expected = sum(cross_entropy(-score, own) for score, own in zip(scores, targets, strict=True))
+    loss = stack(x[None], indices=targets.mT[None])[1]
+    gradients = [torch.autograd.grad(own, codes) for own in (loss, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
 
 
 # Freezing also stops k-means, affine statistics, and the gradient of the codebook; with an implicit codebook, the last

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchvq._base.arguments import expect_kind
+from torchvq._base.arguments import expect_dense, expect_kind
 from torchvq._base.layout import Layout
 from torchvq._base.options import expect
 from torchvq._base.ranks import ALONE, Ranks, distributed_training, ranks_of
@@ -206,6 +206,7 @@ def _parts(
 ) -> tuple[Tensor, ...]:
     """The indices along an axis, none of a scalar; or those of a sequence."""
     if isinstance(indices, Tensor):
+        expect_dense(owner, "indices", indices)
         return indices.unbind(axis) if indices.dim() > 0 else ()
     expect_kind(owner, "indices", indices, Iterable, f"a tensor or one tensor for each {part}")
     return tuple(indices)

@@ -76,15 +76,24 @@ def walk(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> Walk:
         prepare_levels(rvq, inputs, request)
         paths = search_paths(rvq, inputs, request)
 
+    # Inputs without a gradient leave it to the codes, where it has not been divided.
+    divided = request.targets is not None and _averages_gradients(rvq) and takes_gradient(inputs)
+
+    def scored(x: Tensor) -> Tensor:
+        """What losses of a level see of the inputs; nothing balances that of targets, so its gradient is whole."""
+        return undivided(x, request.depth, 1 - rvq.quant_grad_frac) if divided else x
+
     def choose(index: int, residual: Tensor, total: Tensor) -> tuple[Level, WalkedLevel]:
         nonlocal summed
         implicit = None
         if index > 0 and rvq.implicit_neural_codebook:
-            implicit = Implicit(rvq.mlp(index), _condition(rvq, compared, total, summed))
+            # Only losses give codes that a network computes a gradient, and so the condition.
+            implicit = Implicit(rvq.mlp(index), scored(_condition(rvq, compared, total, summed)))
         chosen = None if paths is None else paths[index]
         level = _choose_level(rvq, index, residual, implicit, request, chosen)
-        if request.targets is not None and _averages_gradients(rvq):
-            level = _undivided(level, request.depth, 1 - rvq.quant_grad_frac)
+        searched = level.result.searched
+        searched = searched._replace(inputs=scored(searched.inputs))
+        level = level._replace(result=level.result._replace(searched=searched))
         output = only_if(level.used, level.result.quantized)
         if sums_outputs:
             summed = summed + output
@@ -107,13 +116,6 @@ def _balanced(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> Tenso
     if not rvq.training or _sums_gradients(rvq) or not balances:
         return inputs
     return balanced(inputs, request.depth, 1 - rvq.quant_grad_frac)
-
-
-def _undivided(level: Level, depth: int | Tensor, handed_on: float) -> Level:
-    """A level that scores targets: nothing balances their loss, so the gradient of its inputs is not divided."""
-    searched = level.result.searched
-    searched = searched._replace(inputs=undivided(searched.inputs, depth, handed_on))
-    return level._replace(result=level.result._replace(searched=searched))
 
 
 def _sums_gradients(rvq: "ResidualVQ") -> bool:
