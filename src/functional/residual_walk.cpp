@@ -20,7 +20,8 @@ namespace {
 at::Tensor handed_to_next(const at::Tensor& output, const StackGradient& gradient) {
   const double fraction = gradient.training ? gradient.handed_on : 0;
   if (fraction == 0) return output.detach();
-  return fraction == 1 ? output : output.mul(fraction).add(output.detach().mul(1 - fraction));
+  // The value is exact: the residual of a training step is that of evaluation.
+  return fraction == 1 ? output : ops::straight_through(output.mul(fraction), output.detach());
 }
 
 /// x with its gradient times sum(ratio^n, n < levels), or divided by it.

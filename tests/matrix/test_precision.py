@@ -132,3 +132,21 @@ def test_dtypes(row: str, cast: str, inside: str, cell: Cell) -> None:
             eps = max(torch.finfo(dtype).eps, 1e-6) if wider else 0.0
             own = decoded.to(quantized.dtype)
             torch.testing.assert_close(own, quantized, rtol=eps, atol=min(eps, 1e-6))
+
+
+@pytest.mark.parametrize("cast", HALF, ids=str)
+@pytest.mark.parametrize("row", ROWS)
+def test_state_of_a_half_precision_checkpoint_is_wide(row: str, cast: torch.dtype) -> None:
+    """Also where it is assigned. The next checkpoint, which may be float32, is copied and must not be rounded."""
+    module, original = build(row, seed=1), build(row).eval()
+    kinds = {name: buffer.dtype for name, buffer in module.named_buffers()}
+    state = original.state_dict()
+    narrow = {
+        name: value.to(cast) if value.is_floating_point() else value
+        for name, value in state.items()
+    }
+    module.eval().load_state_dict(narrow, assign=True)
+    check_buffers(module, kinds)
+    module.load_state_dict(state)
+    for name, buffer in module.named_buffers():
+        assert name not in state or torch.equal(buffer, original.get_buffer(name)), name

@@ -76,6 +76,23 @@ def test_gradients_of_levels_are_those_of_the_reference_averaged(case: str, leve
     torch.testing.assert_close(gradients[0] * gain, gradients[1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("walk", ["C++", "Python"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("fraction", [0.1, 0.3, 0.7])
+def test_fraction_changes_no_token(fraction: float, dtype: torch.dtype, walk: str) -> None:
+    """Integers, whose differences are exact, so that many codes are equally near."""
+    stack = build("default", num_quantizers=8, quant_grad_frac=fraction).to(dtype)
+    if walk == "Python":
+        # Levels that differ, here in an option without effect.
+        stack.layers[1].codebook_diversity_temperature = 1.0
+    generator = torch.Generator().manual_seed(2)
+    for layer in stack.layers:
+        layer.codebook = torch.randint(-4, 5, (CODES, DIM), generator=generator).to(dtype)
+    x = torch.randint(-8, 9, (4, 500, DIM), generator=generator).to(dtype).requires_grad_()
+    expected = stack.eval()(x)[1]
+    assert torch.equal(stack.train()(x)[1], expected)
+
+
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 1.0])
 def test_fraction_weakens_the_commitment_of_later_levels(fraction: float) -> None:
     stack = build("default", rotation_trick=False, quant_grad_frac=fraction)

@@ -31,7 +31,6 @@ class AddedState(WideBuffers):
                 missing.remove(prefix + name)
             self._take_defaults(lacking)
             self._take_defaults(self._unset_statistics())
-        self.widen()
 
     def complete_load(self, lacking: AbstractSet[str]) -> None:
         super().complete_load(lacking)

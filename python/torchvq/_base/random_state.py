@@ -132,7 +132,6 @@ class RandomState(ConstantBuffers):
         if prefix + "rng" in missing and "rng" in self._buffers:
             missing.remove(prefix + "rng")
             self._buffers["rng"] = restarted(self.rng)
-        self.widen()
 
     def complete_load(self, lacking: AbstractSet[str]) -> None:
         super().complete_load(lacking)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -78,4 +78,9 @@ class WideBuffers(MarkedLoad):
 
     def complete_load(self, lacking: AbstractSet[str]) -> None:
         super().complete_load(lacking)
+        self.widen()
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        # A checkpoint that is assigned brings its dtype.
         self.widen()
