@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from torchvq._base.sharded import gathers
 from torchvq._residual.grouped_stack import GroupedStack
 from torchvq.outputs import ScalarOutput, ScalarOutputWithCodes
 from torchvq.residual_fsq import ResidualFSQ
@@ -30,6 +31,7 @@ class GroupedResidualFSQ(GroupedStack[ResidualFSQ]):
 
     stack_class = ResidualFSQ
 
+    @gathers("rvqs")
     def forward(
         self,
         x: Tensor,

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from torchvq._base.sharded import gathers
 from torchvq._residual.grouped_stack import GroupedStack
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
 from torchvq.residual_lfq import ResidualLFQ, losses_of
@@ -28,6 +29,7 @@ class GroupedResidualLFQ(GroupedStack[ResidualLFQ]):
 
     stack_class = ResidualLFQ
 
+    @gathers("rvqs")
     def forward(
         self,
         x: Tensor,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base import joined as _joined
+from torchvq._base.sharded import gathers
 from torchvq._codebook.stats import CodebookStats, read_stats
 from torchvq._residual.calls import checked_call, siblings_of
 from torchvq._residual.dropout import drops_levels
@@ -47,6 +48,7 @@ class GroupedResidualVQ(Groups[ResidualVQ]):
             for _ in range(groups)
         )
 
+    @gathers("rvqs")
     def forward(
         self,
         x: Tensor,

@@ -15,6 +15,7 @@ from torchvq._base.joined import without_autocast
 from torchvq._base.layout import Layout, check_mask
 from torchvq._base.options import check_options, named
 from torchvq._base.ranks import group_of, ranks_of
+from torchvq._base.sharded import gathers
 from torchvq._base.wide_buffers import WideBuffers, widened
 from torchvq._codebook.learning import synced_level
 from torchvq._codebook.messages import agree_in_stack
@@ -186,6 +187,7 @@ class HierarchicalVQ(WideBuffers):
 
     # Forward -----------------------------------------------------------------------------------------------
 
+    @gathers("vq", "vqs")
     def forward(
         self,
         x: Tensor,
@@ -389,6 +391,7 @@ class HierarchicalVQ(WideBuffers):
 
     # Codes -----------------------------------------------------------------------------------------------------
 
+    @gathers("vq", "vqs")
     def get_output_from_indices(
         self,
         indices: Sequence[Tensor],

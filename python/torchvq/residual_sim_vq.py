@@ -10,6 +10,7 @@ from torchvq._base.compat import vqp_compat_of
 from torchvq._base.contained import contained
 from torchvq._base.options import check_options
 from torchvq._base.replaced import is_replaced, methods_of
+from torchvq._base.sharded import gathers
 from torchvq._residual.calls import shared_ranks
 from torchvq._residual.engine import in_use, only_if, stack_levels
 from torchvq._residual.stack import LevelResult, ResidualStack, StackResult, sum_of_levels
@@ -116,6 +117,7 @@ class ResidualSimVQ(ResidualStack):
             for _ in range(num_quantizers)
         )
 
+    @gathers("layers")
     def forward(
         self,
         x: Tensor,
@@ -221,6 +223,7 @@ class ResidualSimVQ(ResidualStack):
         rng = self._buffers.get("rng")
         handshake(self.quantizers, ranks, rng, "ResidualSimVQ", self.signature)
 
+    @gathers("layers")
     def get_codes_from_indices(self, indices: Tensor) -> Tensor:
         """Codes (Q, B, *, dim), with ``channel_first`` (Q, B, dim, *), of indices (B, *, q), or (B, *, heads, q).
 
@@ -229,6 +232,7 @@ class ResidualSimVQ(ResidualStack):
         """
         return self._placed(super().get_codes_from_indices(indices))
 
+    @gathers("layers")
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in the same layout; zeros where all are -1."""
         if is_replaced(self, self.decoding):

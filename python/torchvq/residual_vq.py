@@ -17,6 +17,7 @@ from torchvq._base.layout import Layout, layout_by_options
 from torchvq._base.options import check_options, expect, keep_values, named
 from torchvq._base.projection import make_projections, project_codes, projected_tokens
 from torchvq._base.replaced import Methods, methods_of
+from torchvq._base.sharded import gathers
 from torchvq._codebook import in_place as _in_place
 from torchvq._codebook.losses import sees_padding
 from torchvq._codebook.stats import CodebookStats, draws_frozen, fit_to_codes, read_stats
@@ -202,6 +203,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
 
     # Forward -----------------------------------------------------------------------------------------------
 
+    @gathers("layers", "mlps")
     def forward(
         self,
         x: Tensor,
@@ -394,6 +396,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
             codes = tuple(own.squeeze(0) for own in codes)
         return _joined.stack(codes) if self.uniform_codebook_size else codes
 
+    @gathers("layers", "mlps")
     def get_codes_from_indices(self, indices: Tensor) -> Tensor:
         """Codes of indices, level by level.
 
@@ -409,6 +412,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         """
         return stack_levels(decode_levels(self, indices), self.num_quantizers)
 
+    @gathers("layers", "mlps")
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in the same layout.
 

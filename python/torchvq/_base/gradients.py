@@ -1,17 +1,25 @@
 """Gradients that exist although they are zero."""
 
-from collections.abc import Iterable
-
+import torch
 from torch import Tensor, nn
 
+from torchvq._base.sharded import gathered
 
-def reaching(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
-    """The loss, whose backward also reaches these parameters, with gradients of zero.
+
+def reaching(loss: Tensor, module: nn.Module) -> Tensor:
+    """The loss, whose backward also reaches the parameters of a module that nothing has called, with gradients of zero.
 
     Wrappers, DistributedDataParallel above all, wait for a gradient of every parameter.
     """
-    for parameter in parameters:
-        if parameter.requires_grad:
-            # The sum of an empty slice.
-            loss = loss + parameter.flatten()[:0].sum().to(loss.dtype)
-    return loss
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        return loss
+
+    def nothing() -> Tensor:
+        zero = torch.zeros_like(loss)
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                # The sum of an empty slice.
+                zero = zero + parameter.flatten()[:0].sum().to(loss.dtype)
+        return zero
+
+    return loss + gathered(module.modules(), nothing)

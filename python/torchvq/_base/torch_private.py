@@ -406,6 +406,20 @@ def rank_in(group: str) -> int:
     return dist.get_rank(RESOLVE_GROUP.get()(group))
 
 
+def any_sharded() -> bool:
+    """False if ``fully_shard`` was not called in this process; in doubt True."""
+    states = _states()
+    return states is None or len(states) > 0
+
+
+@functools.cache
+def _states() -> Any:
+    try:
+        return FSDP_STATES.get()
+    except NotImplementedError:
+        return None
+
+
 def shards_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Names of this module's own parameters that ``fully_shard`` shards, and their shards (DTensor)."""
     # PyTorch has no public way from a gathered parameter to its shard.

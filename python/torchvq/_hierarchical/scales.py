@@ -164,9 +164,9 @@ def mean_loss(hvq: "HierarchicalVQ", done: ScaleWalk, depth: int | Tensor) -> Te
     first = hvq.levels[0]
     by_gradient = first.learnable_codebook or first.has_codebook_orthogonal_loss
     for index in range(depth, hvq.num_levels):
-        loss = reaching(loss, hvq.choose_phi(index).parameters())
+        loss = reaching(loss, hvq.choose_phi(index))
         if by_gradient and distributed_training():
-            loss = reaching(loss, hvq.levels[index].parameters())
+            loss = reaching(loss, hvq.levels[index])
     return loss
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchvq._base import joined as _joined
 from torchvq._base.contained import contained
 from torchvq._base.options import check_options, expect
+from torchvq._base.sharded import gathers
 from torchvq._residual.calls import groups_of
 from torchvq._residual.dropout import drops_levels
 from torchvq._residual.stack import ResidualStack, StackResult
@@ -59,11 +60,13 @@ class Groups(nn.Module, Generic[Stack]):
     def _split_indices(self, indices: Tensor | Sequence[Tensor]) -> list[Tensor]:
         return groups_of(type(self).__name__, indices, self.groups)
 
+    @gathers("rvqs")
     def get_codes_from_indices(self, indices: Tensor | Sequence[Tensor]) -> Tensor:
         """Codes (G, Q, B, *, D) of indices (G, B, *, q), or one tensor for each group, before ``project_out``."""
         parts = zip(self.stacks, self._split_indices(indices), strict=True)
         return _joined.stack([stack.get_codes_from_indices(part) for stack, part in parts])
 
+    @gathers("rvqs")
     def get_output_from_indices(self, indices: Tensor | Sequence[Tensor]) -> Tensor:
         """The output of ``forward`` in evaluation for indices (G, B, *, q), or one tensor for each group."""
         parts = zip(self.stacks, self._split_indices(indices), strict=True)

@@ -165,9 +165,9 @@ def _reaching_dropped(rvq: "ResidualVQ", losses: Tensor, depth: int | Tensor) ->
     if not (first.learnable_codebook or first.has_codebook_orthogonal_loss):
         return losses
     for number in range(depth, rvq.num_quantizers):
-        losses = reaching(losses, rvq.levels[number].parameters())
+        losses = reaching(losses, rvq.levels[number])
         if rvq.implicit_neural_codebook:
-            losses = reaching(losses, rvq.mlp(number).parameters())
+            losses = reaching(losses, rvq.mlp(number))
     return losses
 
 
