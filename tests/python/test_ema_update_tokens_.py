@@ -14,7 +14,7 @@ ARGUMENTS = dict(decay=0.8, eps=1e-5)
 
 def make_state(generator, dtype):
     size = torch.rand(HEADS, CODES, generator=generator, dtype=dtype) * 5
-    size[:, 3] = 1e-3  # unused
+    size[:, 3] = 1e-6  # unused
     embed = torch.randn(HEADS, CODES, DIM, generator=generator, dtype=dtype)
     return [size, embed * size[..., None] * 0.9, embed]
 

@@ -63,11 +63,13 @@ TEST(CudaEmaFinish, UnusedCodesAreDrawnToHeavyOnes) {
   at::manual_seed(2);
   for (const auto metric : {"euclidean", "cosine"}) {
     State state(2, 50, 8);
-    // Ties among the heavy codes, more unused codes than used ones in one head, and all unused.
-    state.cluster_size = at::randint(0, 4, {2, 50}).to(at::kFloat) * 5e-3;
+    // Ties among the heavy codes, faint and unused ones; more unused codes than used ones in one
+    // head, none in use in the other; no sizes.
+    state.cluster_size = at::randint(0, 4, {2, 50}).to(at::kFloat) * 5e-6;
+    state.cluster_size.slice(1, 0, 50, 3).fill_(20);
     state.expect_cpu_codes({.decay = 0.9, .eps = 1e-5, .metric = metric});
-    state.cluster_size[0].slice(0, 3).fill_(1e-4);
-    state.cluster_size[1].fill_(1e-4);
+    state.cluster_size[0].slice(0, 4).fill_(1e-6);
+    state.cluster_size[1].fill_(1e-6);
     state.expect_cpu_codes({.decay = 0.9, .eps = 1e-5, .metric = metric});
     state.cluster_size.zero_();
     state.expect_cpu_codes({.decay = 0.9, .eps = 1e-5, .metric = metric});

@@ -86,8 +86,8 @@ TEST(CudaEmaUpdate, UnusedCodesAreDrawnToHeavyOnes) {
   at::manual_seed(2);
   for (const auto metric : {"euclidean", "cosine"}) {
     auto state = fresh_state(2, 50, 8, at::kFloat);
-    state.cluster_size = at::arange(100).remainder(7).to(at::kFloat).view({2, 50}) * 1e-3;
-    expect_cpu_steps(state, {.decay = 0.9, .eps = 1e-5, .metric = metric}, 3, 9);
+    state.cluster_size = at::arange(100).remainder(7).to(at::kFloat).view({2, 50}) * 3e-6;
+    expect_cpu_steps(state, {.decay = 0.9, .eps = 1e-5, .metric = metric}, 3, 400);
   }
 }
 
