@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ WRITTEN = ("benchmarks/results", "docs")
 # Up to this many cores in use by others, a machine counts as idle.
 IDLE_CORES = 0.2
 LOOK_SECONDS = 2.0
+# Of a processor: what it is called here, and in /proc/cpuinfo.
+NUMBERS = {"family": "cpu family", "model": "model"}
 
 
 def _git(*command: str) -> str:
@@ -42,12 +45,16 @@ def commit() -> str:
 
 
 def cpu_name() -> str:
+    """The processor, with its family and model: virtual machines give the same name to generations apart."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        first = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
     except OSError:
         return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    fields = dict(re.findall(r"^(.+?)\s*: (.+)$", first, re.MULTILINE))
+    if "model name" not in fields:
+        return platform.processor()
+    numbers = [f"{key} {fields[name]}" for key, name in NUMBERS.items() if name in fields]
+    return ", ".join([fields["model name"], *numbers])
 
 
 def busy_seconds() -> float | None:
