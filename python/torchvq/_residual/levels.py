@@ -91,9 +91,10 @@ def walk(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> Walk:
             implicit = Implicit(rvq.mlp(index), scored(_condition(rvq, compared, total, summed)))
         chosen = None if paths is None else paths[index]
         level = _choose_level(rvq, index, residual, implicit, request, chosen)
-        searched = level.result.searched
-        searched = searched._replace(inputs=scored(searched.inputs))
-        level = level._replace(result=level.result._replace(searched=searched))
+        if divided:
+            searched = level.result.searched
+            searched = searched._replace(inputs=scored(searched.inputs))
+            level = level._replace(result=level.result._replace(searched=searched))
         output = only_if(level.used, level.result.quantized)
         if sums_outputs:
             summed = summed + output
