@@ -1,8 +1,9 @@
-"""Set-up of every test: one thread, and an error where PyTorch only warns that an operator's outputs share memory."""
+"""Set-up of every test: one thread, no graphs of other tests, an error where outputs of an operator share memory."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -26,3 +27,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> None:
+    """Graphs are kept by the code of a class, not by module: after too many of them, of other tests, the compiler
+    leaves the next module of the class uncompiled, without an error.
+    """
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import traceback
 import warnings
@@ -39,6 +40,8 @@ def _serve(rank: int, size: int, store: str, tasks: Connection) -> None:
     tasks.send((True, None))
     while (task := tasks.recv()) is not None:
         function, args = task
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.reset()  # as the fixture nothing_compiled does, which does not reach this process
         try:
             answer = (True, function(rank, *args))
         except Exception:  # any exception of the test's function is reported to that test

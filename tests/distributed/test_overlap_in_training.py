@@ -161,7 +161,7 @@ def compiled(rank: int, case: str) -> tuple[Any, Any]:
         eager(a)[0].sum().backward()
         call = module if number in (2, 3) else step
         output = call(b)[0]
-        assert in_flight(module) == (call is module)
+        assert in_flight(module) == (call is module), f"step {number}"
         output.sum().backward()
         assert a.grad is not None and b.grad is not None and torch.equal(a.grad, b.grad)
     return state_of(eager), state_of(module)

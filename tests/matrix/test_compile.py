@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -43,11 +43,8 @@ Close = Callable[[Tensor, Tensor], None]
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
+def counted_anew() -> None:
     torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def nearly(a: Tensor, b: Tensor) -> None:

@@ -61,7 +61,6 @@ def derived(package: ModuleType, replaced: str, options: str) -> nn.Module:
 def test_fsq_calls_the_steps_of_a_derived_class(
     replaced: str, options: str, compiles: bool
 ) -> None:
-    torch.compiler.reset()
     generator = torch.Generator().manual_seed(0)
     ours, theirs = derived(torchvq, replaced, options), derived(reference, replaced, options)
     theirs.load_state_dict(ours.state_dict(), strict=False)

@@ -38,7 +38,6 @@ def compiler(request: pytest.FixtureRequest) -> str:
     Inductor takes seconds per graph. `make test` runs it on one graph of each kind, in test_snapshot.py and
     tests/matrix.
     """
-    torch._dynamo.reset()
     return request.param
 
 

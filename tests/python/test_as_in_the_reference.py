@@ -198,7 +198,6 @@ def test_options_that_draw_are_given_at_construction(module: torch.nn.Module, na
 def test_networks_of_implicit_codebooks(
     codes: tuple[int, ...], condition: tuple[int, ...], options: dict[str, Any]
 ) -> None:
-    torch.compiler.reset()
     theirs = vector_quantize_pytorch.residual_vq.MLP(4, **options)
     ours = torchvq.residual_vq.MLP(4, **options)
     ours.load_state_dict(theirs.state_dict())

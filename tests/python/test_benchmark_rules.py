@@ -353,7 +353,6 @@ def test_classes_written_plainly_find_the_same_tokens_in_one_graph(
     entry: every_class.Entry,
 ) -> None:
     x = every_class.tokens(entry, 64)
-    torch._dynamo.reset()
     modules = every_class.modules(entry)
     # No generated code; fullgraph raises at a graph break.
     compiled = torch.compile(modules["plain torch"], backend="aot_eager", fullgraph=True)

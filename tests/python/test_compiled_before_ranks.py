@@ -18,7 +18,6 @@ def test_a_graph_asks_for_the_process_group_at_each_call() -> None:
             module(x)
         return distributed_training(), not everybody().alone
 
-    torch.compiler.reset()
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
     assert compiled(x) == (False, False)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -307,7 +307,6 @@ def test_opcheck_and_compile(generator):
 
 @pytest.mark.parametrize("beam", [2, 30])
 def test_one_graph_serves_all_numbers_of_tokens(beam, generator):
-    torch._dynamo.reset()
     compiled = torch.compile(
         lambda *tensors: op(*tensors, beam), fullgraph=True, backend="aot_eager", dynamic=True
     )

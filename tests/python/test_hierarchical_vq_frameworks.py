@@ -88,7 +88,6 @@ def test_recomputed_is_plain(options, reentrant):
 @pytest.mark.parametrize("masked", [False, True])
 def test_compiled_is_eager(options, masked):
     """Graphs compute dropped scales, too, and mask them."""
-    torch._dynamo.reset()
     eager = build(**options)
     module = copy.deepcopy(eager)
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)

@@ -381,7 +381,6 @@ def test_compiled_calls(case: str, backend: str) -> None:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("case", ["temperature", "levels", "scales"])
 def test_temperatures_of_compiled_calls(case: str, backend: str) -> None:
-    torch._dynamo.reset()
     module = COMPILED[case][0]().eval()
     x = X.transpose(1, 2) if case == "scales" else X
     compiled = torch.compile(module, backend=backend, fullgraph=True, dynamic=True)

@@ -267,7 +267,6 @@ def test_a_seed_repeats_the_draws_of_a_beam(options, generator):
 )
 def test_implicit_beams_compile(options, generator):
     """Dropout leaves the depth to the device: the best path of the levels in use."""
-    torch.compiler.reset()
     x = tokens(generator)
     results = []
     for compiles in (False, True):

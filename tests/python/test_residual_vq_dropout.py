@@ -175,7 +175,6 @@ def test_a_seeded_depth_is_a_constant_of_the_graph(name: str) -> None:
         "ResidualLFQ": dict(dim=4, codebook_size=16, spherical=True),
     }
     stack = getattr(torchvq, name)(num_quantizers=8, quantize_dropout=True, **own[name])
-    torch._dynamo.reset()
     compiled = torch.compile(stack, fullgraph=True, backend="eager")
     x = torch.randn(2, 5, 4)
     # A second seed makes the first compiler symbol, which must not become a depth.
@@ -226,7 +225,6 @@ def test_compiled_steps_that_keep_statistics_leave_dropped_levels_alone(
     options: dict[str, object] = dict(codebook_size=8, sync_every=3, threshold_ema_dead_code=1)
     eager = getattr(torchvq, name)(dim=4, kmeans_init=False, **options, **own[name])
     copied = copy.deepcopy(eager)
-    torch._dynamo.reset()
     compiled = torch.compile(copied, fullgraph=True, backend="aot_eager")
     dropped = False
     for _ in range(8):

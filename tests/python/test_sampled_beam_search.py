@@ -327,7 +327,6 @@ def test_opcheck_gradient_and_compile(generator):
     torch.library.opcheck(op.default, (x, codebooks, rngs, 3), options)
     leaves = [codebook.clone().requires_grad_() for codebook in codebooks]
     assert not op(x.clone().requires_grad_(), leaves, rngs, 3, **options).requires_grad
-    torch._dynamo.reset()
     compiled = torch.compile(
         lambda x: op(x, codebooks, rngs, 3, **EUCLIDEAN),
         fullgraph=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any
@@ -78,13 +78,6 @@ IN_MATRIX = {"default", "learnable", "kmeans"}
 # Where inductor may err: fused reductions, randomness, recomputation, mutation. Dead codes with an affine map are left
 # out: candidates are drawn by the bits of the tokens, and inductor rounds differently.
 INDUCTOR = ["cosine_heads", "shared_heads_dead_codes", "gumbel", "learnable_heads_sync_update"]
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def make(row: str) -> VectorQuantize:

@@ -441,7 +441,6 @@ def test_a_flag_of_an_inference_module_may_be_reset() -> None:
 
 
 def test_a_compiled_module_sees_a_reset_flag_once_it_is_read_outside() -> None:
-    torch._dynamo.reset()
     module = torchvq.VectorQuantize(dim=8, codebook_size=16, kmeans_init=True, decay=1.0)
     compiled = torch.compile(module, backend="eager", fullgraph=True)
     for _ in range(2):
