@@ -18,6 +18,7 @@ enum class RandomPurpose : int64_t {
   kRandomProjection = 9,    ///< projections of the random-projection quantizer
   kTokenSubset = 10,        ///< tokens that enter the entropy of lookup-free quantization
   kEvolution = 11,          ///< bits, flips and tournaments of EvoLFQ
+  kKmeansEmptyCodes = 12,   ///< which tokens the codes without tokens move to in kmeans()
 };
 
 }  // namespace torchvq

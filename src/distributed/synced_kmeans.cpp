@@ -24,14 +24,6 @@
 namespace torchvq::distributed {
 namespace {
 
-/// Number of tokens per head that every rank receives, for seeding and for early iterations.
-constexpr int64_t kMinSample = 65536;
-constexpr int64_t kSamplePerCode = 64;
-
-int64_t sample_size(int64_t codebook_size) {
-  return std::max(kMinSample, codebook_size * kSamplePerCode);
-}
-
 std::vector<detail::Points> points_of_heads(const at::Tensor& x,
                                             const std::optional<at::Tensor>& mask,
                                             const at::Tensor& rng, bool unit) {
@@ -127,7 +119,7 @@ Result synced_kmeans_any(const at::Tensor& x, int64_t codebook_size, const at::T
   const SyncOptions sync{std::string(group_name), std::string(label)};
   const Group group(group_name, {sync.label, rng});
   const auto own = points_of_heads(x, mask, rng, unit);
-  const auto sample = gather_sample(group, own, sample_size(codebook_size));
+  const auto sample = gather_sample(group, own, detail::sample_size(codebook_size));
   const auto dtype = detail::compute_dtype(x);
   auto codebook = x.new_zeros({x.size(0), codebook_size, x.size(2)}, x.options().dtype(dtype));
   auto counts = rng.new_zeros({x.size(0), codebook_size});
@@ -136,8 +128,9 @@ Result synced_kmeans_any(const at::Tensor& x, int64_t codebook_size, const at::T
     if (points.rows.size(0) == 0) continue;
     detail::LloydStep on_all_tokens;
     if (sample.full) {
-      on_all_tokens = [&](const at::Tensor& codes, double stride) {
-        return synced_lloyd_step(group, own[static_cast<size_t>(head)], codes, unit, stride, sync);
+      on_all_tokens = [&](const at::Tensor& codes, double stride, int64_t iteration) {
+        return synced_lloyd_step(group, own[static_cast<size_t>(head)], codes, rng, iteration, unit,
+                                 stride, sync);
       };
     }
     const auto clusters =

@@ -104,7 +104,9 @@ class HeaderCheck : public json::json_sax_t {
 
 json parse_header(const std::string& path, const std::string& text) {
   HeaderCheck check(path);
-  TORCH_CHECK_VALUE(json::sax_parse(text, &check), path,
+  // The parser takes a zero byte for the end of the text: any bytes could hide behind it.
+  const bool is_text = text.find('\0') == std::string::npos;
+  TORCH_CHECK_VALUE(is_text && json::sax_parse(text, &check), path,
                     ": expected the safetensors header to be JSON, but it is damaged");
   return json::parse(text);
 }

@@ -2,9 +2,12 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
+
+#include <torchvq/random_purpose.h>
 
 namespace torchvq::detail {
 
@@ -31,16 +34,48 @@ struct Sample {
   at::Tensor weights;  // (S,), float64
 };
 
+/// The number of points in the order of their keys that seeding and early iterations may use.
+int64_t sample_size(int64_t codebook_size);
+
 /// The first `size` distinct points (all, if there are fewer), weighted by their multiplicity.
 Sample distinct_points(const Points& points, int64_t size);
+
+/// The arrival time of what is never drawn.
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+/// Arrival times of an exponential race, one per key, float64: the m smallest are a weighted sample without replacement
+/// (Efraimidis, Spirakis 2006). Infinite for a weight of 0. A point's randomness comes from its key, so it depends
+/// neither on the point's position nor on its rank.
+at::Tensor race_times(const at::Tensor& keys, const at::Tensor& weights, const at::Tensor& rng,
+                      RandomPurpose purpose, int64_t stream);
+
+/// Points with their times in a race.
+struct DrawnPoints {
+  at::Tensor rows;   // (M, D)
+  at::Tensor keys;   // (M,)
+  at::Tensor times;  // (M,), float64
+
+  DrawnPoints select(const at::Tensor& positions) const {
+    return {rows.index_select(0, positions), keys.index_select(0, positions),
+            times.index_select(0, positions)};
+  }
+};
+
+/// The first `limit` distinct points by their times, ties by key; fewer if others have infinite times.
+DrawnPoints first_drawn(const DrawnPoints& points, int64_t limit);
+
+/// At most `limit` distinct points, drawn with probability proportional to the squared distance to the nearest of
+/// `codes`, without replacement.
+DrawnPoints draw_far_points(const Points& points, const at::Tensor& codes, const at::Tensor& rng,
+                            int64_t iteration, bool unit, int64_t limit);
 
 /// Chooses K seeds by k-means++ from `sample`, which holds more than K points.
 at::Tensor spread_seeds(const Sample& sample, int64_t codebook_size, const at::Tensor& rng,
                         bool unit);
 
 /// Computes new codes from codes and a stride: 1 moves to the means of the
-/// clusters, larger values beyond.
-using LloydStep = std::function<at::Tensor(const at::Tensor&, double)>;
+/// clusters, larger values beyond. The last argument is the number of the iteration.
+using LloydStep = std::function<at::Tensor(const at::Tensor&, double, int64_t)>;
 
 /// Seeding, Lloyd iterations, and the final counts of the codes. `points` is not empty.
 /// `late_step` replaces the iterations over all points, for callers whose `points` are

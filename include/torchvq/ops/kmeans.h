@@ -19,9 +19,10 @@ namespace torchvq::ops {
 /// Formula      iterate: index[n] = nearest_code(x[n]);
 ///              code += stride * (mean of its tokens - code), cosine: made a unit vector;
 ///              stride is 1.7, and 1 in the last iteration, so that codes end as means;
-///              codes without tokens move to the distinct tokens farthest from their codes.
-///              The last third of the iterations uses all tokens, the earlier ones a random sample
-///              of max(8192, 24 K) tokens.
+///              codes without tokens move to distinct tokens, drawn with probability proportional to
+///              the squared distance to their codes. The last third of the iterations uses all
+///              tokens, each earlier one the next max(8192, 24 K) tokens of a random sample of
+///              max(65536, 64 K).
 /// Paper        Arthur, Vassilvitskii 2007, k-means++; Bachem et al. 2016, Fast and provably good
 ///              seedings for k-means
 ///

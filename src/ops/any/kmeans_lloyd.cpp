@@ -1,5 +1,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/where.h>
@@ -20,10 +21,14 @@ namespace {
 constexpr int64_t kSeedingPointsPerCode = 16;
 constexpr int64_t kMinSeedingPoints = 4096;
 
-/// Early iterations move codes far and need no precision: they use a prefix with this many points
+/// Early iterations move codes far and need no precision: each uses a window with this many points
 /// per code. The last third of the iterations, rounded up, uses all points.
 constexpr int64_t kEarlyPointsPerCode = 24;
 constexpr int64_t kMinEarlyPoints = 8192;
+
+/// Windows lie in a sample with this many points per code, which ranks can gather.
+constexpr int64_t kSamplePerCode = 64;
+constexpr int64_t kMinSample = 65536;
 
 /// Length of a step relative to the distance to the mean. For given clusters any value below 2
 /// lowers the error, and with a value above 1 the same number of iterations reaches a lower error
@@ -35,42 +40,68 @@ at::Tensor assign_indices(const at::Tensor& rows, const at::Tensor& codes, bool 
   return ops::nearest_code(rows.unsqueeze(0), codes.unsqueeze(0), options).indices[0];
 }
 
-/// Codes without points move to the distinct points farthest from their codes.
-void move_empty_codes(const Points& points, int64_t size, const at::Tensor& counts, bool unit,
-                      at::Tensor& codes) {
+/// Codes without points move to distinct points, drawn as the seeds of k-means++ are.
+void move_empty_codes(const Points& points, const at::Tensor& counts, const at::Tensor& rng,
+                      int64_t iteration, bool unit, at::Tensor& codes) {
   const auto empty = counts.eq(0).nonzero().squeeze(1);
   if (empty.size(0) == 0) return;
-  const auto distances = assign(points.rows.narrow(0, 0, size), codes, unit).second;
-  // Equal points are adjacent and have equal distances, so the stable sort keeps them adjacent.
-  const auto order =
-      std::get<1>(at::sort(distances, /*stable=*/true, /*dim=*/0, /*descending=*/true));
-  const auto keys = points.keys.narrow(0, 0, distances.size(0)).index_select(0, order);
-  auto distinct = at::ones_like(keys, keys.options().dtype(at::kBool));
-  const int64_t others = keys.size(0) - 1;
-  distinct.narrow(0, 1, others).copy_(keys.narrow(0, 1, others).ne(keys.narrow(0, 0, others)));
-  const auto farthest = order.index_select(0, distinct.nonzero().squeeze(1));
-  const int64_t moved = std::min(empty.size(0), farthest.size(0));
-  codes.index_copy_(0, empty.narrow(0, 0, moved),
-                    points.rows.index_select(0, farthest.narrow(0, 0, moved)));
+  const auto drawn = draw_far_points(points, codes, rng, iteration, unit, empty.size(0));
+  codes.index_copy_(0, empty.narrow(0, 0, drawn.rows.size(0)), drawn.rows);
 }
 
-at::Tensor lloyd_step(const Points& points, int64_t size, const at::Tensor& codes, bool unit,
-                      double stride) {
-  const auto rows = points.rows.narrow(0, 0, size);
-  const auto indices = assign_indices(rows, codes, unit);
+at::Tensor lloyd_step(const Points& points, const at::Tensor& codes, const at::Tensor& rng,
+                      int64_t iteration, bool unit, double stride) {
+  const auto indices = assign_indices(points.rows, codes, unit);
   const auto [counts, sums, exponents] = ops::code_statistics(
-      rows.unsqueeze(0), indices.unsqueeze(0), ops::code_exponents(codes.unsqueeze(0)));
+      points.rows.unsqueeze(0), indices.unsqueeze(0), ops::code_exponents(codes.unsqueeze(0)));
   auto moved = step_to_means(counts, sums, exponents, codes, unit, stride);
-  move_empty_codes(points, size, counts[0], unit, moved);
+  move_empty_codes(points, counts[0], rng, iteration, unit, moved);
   return moved;
 }
 
-int64_t early_size(const Points& points, int64_t codebook_size) {
+/// The points of an early iteration: the next window of the sample, around its end. Codes that see one
+/// window again and again fit it, and most of all the seeds, which were drawn from the first.
+Points early_points(const Points& points, int64_t codebook_size, int64_t iteration) {
+  const int64_t sample = std::min(points.rows.size(0), sample_size(codebook_size));
   const int64_t enough = std::max(kMinEarlyPoints, codebook_size * kEarlyPointsPerCode);
-  return std::min(points.rows.size(0), enough);
+  const int64_t size = std::min(sample, enough);
+  const int64_t begin = iteration * size % sample, first = std::min(size, sample - begin);
+  const auto window = [&](const at::Tensor& values) {
+    const auto part = values.narrow(0, begin, first);
+    return first == size ? part : at::cat({part, values.narrow(0, 0, size - first)});
+  };
+  return {window(points.rows), window(points.keys)};
 }
 
 }  // namespace
+
+int64_t sample_size(int64_t codebook_size) {
+  return std::max(kMinSample, codebook_size * kSamplePerCode);
+}
+
+DrawnPoints first_drawn(const DrawnPoints& points, int64_t limit) {
+  // The time of a point is a function of its bits, and so is its key: equal points are adjacent.
+  const auto by_key =
+      std::get<1>(at::sort(points.keys, /*stable=*/true, /*dim=*/0, /*descending=*/false));
+  const auto by_time = std::get<1>(at::sort(points.times.index_select(0, by_key), /*stable=*/true,
+                                            /*dim=*/0, /*descending=*/false));
+  const auto sorted = points.select(by_key.index_select(0, by_time));
+  auto usable = sorted.times.isfinite();
+  if (const int64_t others = sorted.keys.size(0) - 1; others > 0) {
+    const auto fresh = sorted.keys.narrow(0, 1, others).ne(sorted.keys.narrow(0, 0, others));
+    usable.narrow(0, 1, others).logical_and_(fresh);
+  }
+  const auto positions = usable.nonzero().squeeze(1);
+  return sorted.select(positions.narrow(0, 0, std::min(limit, positions.size(0))));
+}
+
+DrawnPoints draw_far_points(const Points& points, const at::Tensor& codes, const at::Tensor& rng,
+                            int64_t iteration, bool unit, int64_t limit) {
+  const auto distances = assign(points.rows, codes, unit).second.to(at::kDouble);
+  const auto times =
+      race_times(points.keys, distances, rng, RandomPurpose::kKmeansEmptyCodes, iteration);
+  return first_drawn({points.rows, points.keys, times}, limit);
+}
 
 at::Tensor step_to_means(const at::Tensor& counts, const at::Tensor& sums,
                          const at::Tensor& exponents, const at::Tensor& codes, bool unit,
@@ -99,8 +130,8 @@ std::pair<at::Tensor, at::Tensor> assign(const at::Tensor& rows, const at::Tenso
 
 Clusters cluster(const Points& points, int64_t codebook_size, const at::Tensor& rng,
                  int64_t iterations, bool unit, const LloydStep& late_step) {
-  const int64_t sample_size = std::max(kMinSeedingPoints, codebook_size * kSeedingPointsPerCode);
-  const auto sample = distinct_points(points, sample_size);
+  const int64_t seeding = std::max(kMinSeedingPoints, codebook_size * kSeedingPointsPerCode);
+  const auto sample = distinct_points(points, seeding);
   const int64_t distinct = sample.rows.size(0);
   at::Tensor codes;
   if (distinct <= codebook_size) {
@@ -111,9 +142,9 @@ Clusters cluster(const Points& points, int64_t codebook_size, const at::Tensor& 
     for (int64_t i = 0; i < iterations; ++i) {
       const bool early = i < iterations - (iterations + 2) / 3;
       const double stride = i + 1 < iterations ? kStride : 1.0;
-      const int64_t size = early ? early_size(points, codebook_size) : points.rows.size(0);
-      codes = !early && late_step ? late_step(codes, stride)
-                                  : lloyd_step(points, size, codes, unit, stride);
+      const auto used = early ? early_points(points, codebook_size, i) : points;
+      codes = !early && late_step ? late_step(codes, stride, i)
+                                  : lloyd_step(used, codes, rng, i, unit, stride);
     }
   }
   const auto indices = assign_indices(points.rows, codes, unit);

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -20,8 +19,6 @@
 namespace torchvq::detail {
 namespace {
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
-
 /// Proposals per round; the cost of a round grows with their square.
 constexpr int64_t kMinPool = 64;
 constexpr int64_t kMaxPool = 1024;
@@ -29,25 +26,16 @@ constexpr int64_t kMaxPool = 1024;
 /// The share of all weights that proposals rejected in a round may have.
 constexpr double kMostRejected = 1.0 / 64;
 
-at::Tensor uniform_of_keys(const at::Tensor& keys, const at::Tensor& rng, int64_t stream) {
-  return uniform_from_bits(
-      mix_bits(keys + random_key(rng, static_cast<int64_t>(RandomPurpose::kKmeansSeeding), stream)),
-      53);
+at::Tensor uniform_of_keys(const at::Tensor& keys, const at::Tensor& rng, RandomPurpose purpose,
+                           int64_t stream) {
+  return uniform_from_bits(mix_bits(keys + random_key(rng, static_cast<int64_t>(purpose), stream)),
+                           53);
 }
 
 /// Squared distances to the nearest of `codes`; unit vectors have 2 - 2 cos.
 at::Tensor squared_distances(const at::Tensor& rows, const at::Tensor& codes, bool unit) {
   const auto distances = assign(rows, codes, unit).second.to(at::kDouble);
   return unit ? distances * 2.0 : distances;
-}
-
-/// Arrival times of an exponential race, one per point: the m smallest are a weighted sample
-/// without replacement (Efraimidis, Spirakis 2006). A point's randomness comes from its key, so it
-/// does not depend on the point's position.
-at::Tensor race_times(const Sample& sample, const at::Tensor& weights, const at::Tensor& rng,
-                      int64_t round) {
-  const auto times = log_of_uniform(uniform_of_keys(sample.keys, rng, round)).neg() / weights;
-  return at::where(weights.gt(0), times, kNever);
 }
 
 /// Number of proposals per round: more if there are many seeds, since a new seed
@@ -109,6 +97,12 @@ std::vector<int64_t> accept(const Proposals& proposals, double most_rejected, in
 
 }  // namespace
 
+at::Tensor race_times(const at::Tensor& keys, const at::Tensor& weights, const at::Tensor& rng,
+                      RandomPurpose purpose, int64_t stream) {
+  const auto times = log_of_uniform(uniform_of_keys(keys, rng, purpose, stream)).neg() / weights;
+  return at::where(weights.gt(0), times, kNever);
+}
+
 Points usable_points(const at::Tensor& x, const std::optional<at::Tensor>& mask,
                      const at::Tensor& rng, bool unit) {
   const auto rows = rows_as_codes(x.unsqueeze(0), unit);
@@ -134,6 +128,7 @@ Sample distinct_points(const Points& points, int64_t size) {
 
 at::Tensor spread_seeds(const Sample& sample, int64_t codebook_size, const at::Tensor& rng,
                         bool unit) {
+  constexpr auto purpose = RandomPurpose::kKmeansSeeding;
   auto seeds = sample.rows.new_empty({codebook_size, sample.rows.size(1)});
   auto weights = sample.weights;
   auto distance = at::full_like(weights, kNever);
@@ -141,9 +136,10 @@ at::Tensor spread_seeds(const Sample& sample, int64_t codebook_size, const at::T
   for (int64_t count = 0, round = 0; count < codebook_size; ++round) {
     const int64_t size = pool_size(count, sample.rows.size(0) - count);
     const auto pool =
-        std::get<1>(at::topk(race_times(sample, weights, rng, round), size, 0, /*largest=*/false));
+        std::get<1>(at::topk(race_times(sample.keys, weights, rng, purpose, round), size, 0,
+                             /*largest=*/false));
     const auto rows = sample.rows.index_select(0, pool), keys = sample.keys.index_select(0, pool);
-    const auto chances = uniform_of_keys(keys, rng, -1 - round);
+    const auto chances = uniform_of_keys(keys, rng, purpose, -1 - round);
     const auto accepted =
         accept({rows, distance.index_select(0, pool), chances, weights.index_select(0, pool)},
                kMostRejected * total_in_order(weights), codebook_size - count);
