@@ -11,6 +11,7 @@
 
 #include <cstdlib>
 #include <exception>
+#include <sstream>
 #include <vector>
 
 #include "listening_socket.h"
@@ -50,15 +51,23 @@ c10::intrusive_ptr<c10d::Store> make_store(const Rendezvous& rendezvous) {
       c10::make_intrusive<SignedStore>(store, rendezvous.secret));
 }
 
-std::shared_ptr<::gloo::transport::Device> make_device(const std::string& address) {
-  if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME")) {
-    return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
+using Devices = std::vector<std::shared_ptr<::gloo::transport::Device>>;
+
+// As torch reads GLOO_SOCKET_IFNAME: several interfaces, separated by commas, share the traffic, and an empty list
+// names none.
+Devices make_devices(const std::string& address) {
+  Devices devices;
+  const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME");
+  std::istringstream names(interfaces == nullptr ? "" : interfaces);
+  for (std::string name; std::getline(names, name, ',');) {
+    devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
   }
+  if (!devices.empty()) return devices;
   // If the rendezvous is on the loopback, all processes are on this machine.
   if (address == "localhost" || address == "127.0.0.1") {
-    return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+    return {c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")};
   }
-  return c10d::ProcessGroupGloo::createDefaultDevice();
+  return {c10d::ProcessGroupGloo::createDefaultDevice()};
 }
 
 // c10d logs exceptions with a backtrace; the program reports an exception in one line.
@@ -100,7 +109,7 @@ GlooGroup::GlooGroup(const Rendezvous& rendezvous) : impl_(std::make_unique<Impl
   try {
     impl_->store = make_store(rendezvous);
     const auto options = c10d::ProcessGroupGloo::Options::create(rendezvous.timeout);
-    options->devices.push_back(make_device(rendezvous.address));
+    options->devices = make_devices(rendezvous.address);
     const auto gloo =
         c10::make_intrusive<c10d::ProcessGroupGloo>(impl_->store, rank, size, options);
     impl_->group = c10::make_intrusive<c10d::ProcessGroup>(impl_->store, rank, size);

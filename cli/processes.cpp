@@ -49,7 +49,12 @@ Rendezvous read_rendezvous(int rank, int size, std::chrono::seconds timeout) {
   rendezvous.address = *address;
   rendezvous.store_is_there = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
   rendezvous.attempt = variable("TORCHELASTIC_RESTART_COUNT").value_or("0");
-  rendezvous.secret = variable("TORCHVQ_SECRET").value_or("");
+  const auto secret = variable("TORCHVQ_SECRET");
+  // Empty because the command that should have made it failed, it would let everybody join.
+  TORCH_CHECK_VALUE(secret != "",
+                    "environment: expected TORCHVQ_SECRET to be a word, but got an empty one; "
+                    "unset it to do without a secret");
+  rendezvous.secret = secret.value_or("");
   rendezvous.timeout = timeout;
   return rendezvous;
 }

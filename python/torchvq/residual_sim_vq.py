@@ -237,7 +237,8 @@ class ResidualSimVQ(ResidualStack):
         """The output of ``forward`` in evaluation for these indices, in the same layout; zeros where all are -1."""
         if is_replaced(self, self.decoding):
             return sum_of_levels(self.get_codes_from_indices(indices).unbind())
-        return super().get_output_from_indices(indices)
+        # As in the reference: callers may flatten it with `view`.
+        return super().get_output_from_indices(indices).contiguous()
 
     def _placed(self, codes: Tensor) -> Tensor:
         """Codes (Q, B, *, dim) with the features where the layout has them; (B, dim) has no position axis to move."""

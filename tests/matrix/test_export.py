@@ -127,6 +127,23 @@ def test_masks_of_images(row: str) -> None:
             assert torch.equal(a, b)
 
 
+class EncodeInHalf(Encode):
+    """Vectors to tokens under autocast of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
+@pytest.mark.parametrize("row", ["grouped_residual_vq", "residual_vq_implicit", "residual_sim_vq"])
+def test_encoders_that_enter_autocast(row: str, tmp_path: Path) -> None:
+    module, x = EncodeInHalf(trained(row)), classes.data(row, 1)
+    program = exported(module, x, {2}, tmp_path / "encode.pt2")
+    for sizes in SIZES:
+        x = sized(row, sizes)
+        assert torch.equal(program(x), module(x))
+
+
 class Together(nn.Module):
     """Many quantizers in one program, because compiling takes long: outputs, tokens, and decoded tokens."""
 

@@ -138,9 +138,10 @@ class Masked(nn.Module):
         ("VectorQuantize", dict()),
         ("VectorQuantize", dict(heads=2, codebook_dim=4, separate_codebook_per_head=True)),
         ("ResidualVQ", dict(num_quantizers=2)),
+        ("ResidualVQ", dict(num_quantizers=2, implicit_neural_codebook=True)),
         ("SimVQ", dict()),
     ],
-    ids=["plain", "heads", "residual", "simvq"],
+    ids=["plain", "heads", "residual", "implicit", "simvq"],
 )
 def test_masks(name: str, options: dict, tmp_path: Path) -> None:
     module, x, path = Masked(name, options), torch.randn(2, 6, 8), str(tmp_path / "masked.onnx")

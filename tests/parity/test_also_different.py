@@ -381,6 +381,73 @@ def test_what_the_page_says_is_refused(
         getattr(torchvq, name)(**options)
 
 
+@pytest.mark.parametrize("indices", [3, [3, 1], torch.tensor([3, 1]).numpy()], ids=str)
+def test_indices_to_decode_are_tensors(indices: Any) -> None:
+    assert reference.VectorQuantize(4, 16).get_codes_from_indices(indices).shape[-1] == 4
+    with pytest.raises(TypeError, match="VectorQuantize: expected indices to be a tensor"):
+        torchvq.VectorQuantize(4, 16).get_codes_from_indices(indices)
+
+
+def test_the_bound_of_fsq_has_one_eps() -> None:
+    reference.FSQ([5, 5]).bound(tokens()[..., :2], eps=1e-2)
+    with pytest.raises(ValueError, match=r"expected eps to be 1e-3, but got 0\.01"):
+        torchvq.FSQ([5, 5]).bound(tokens()[..., :2], eps=1e-2)
+
+
+def test_seeds_of_generators_move_what_is_built_after_them() -> None:
+    found = []
+    for package in (reference, torchvq):
+        torch.manual_seed(0)
+        stack = package.ResidualVQ(dim=4, codebook_size=16, num_quantizers=2)
+        found.append(stack.codebooks)
+    assert torch.equal(found[0][0], found[1][0]) and not torch.equal(found[0][1], found[1][1])
+    options = dict(dim=4, codebook_size=16, kmeans_init=True)
+    assert not reference.VectorQuantize(**options).codebook.any()
+    assert torchvq.VectorQuantize(**options).codebook.any()
+
+
+READ_IN_BACKWARD: list[tuple[str, dict[str, Any]]] = [
+    ("VectorQuantize", dict(dim=4, codebook_size=16)),
+    ("FSQ", dict(levels=[5] * 4)),
+    ("LFQ", dict(dim=4, codebook_size=16)),
+    ("SimVQ", dict(dim=4, codebook_size=16)),
+    ("LatentQuantize", dict(levels=[5] * 6, dim=6)),
+    ("BinaryMapper", dict(bits=4)),
+    ("FSP", dict(levels=[5] * 4)),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), READ_IN_BACKWARD)
+def test_inputs_are_read_in_backward(name: str, options: dict[str, Any]) -> None:
+    def backward(package) -> None:
+        x = tokens().requires_grad_() * 1
+        output = getattr(package, name)(**options)(x)[0]
+        x.mul_(2)
+        output.sum().backward()
+
+    backward(reference)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        backward(torchvq)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "parameter"),
+    [
+        ("VectorQuantize", dict(learnable_codebook=True, ema_update=False), "_codebook.embed"),
+        ("SimVQ", {}, "code_transform.weight"),
+    ],
+)
+def test_hooks_of_codes_are_called_with_none(
+    name: str, options: dict[str, Any], parameter: str
+) -> None:
+    for package, expected in ((reference, []), (torchvq, [None])):
+        vq = getattr(package, name)(dim=4, codebook_size=16, **options)
+        seen: list[torch.Tensor | None] = []
+        vq.get_parameter(parameter).register_hook(seen.append)
+        vq(tokens().requires_grad_())[0].sum().backward()
+        assert seen == expected and vq.get_parameter(parameter).grad is None
+
+
 def test_attributes_of_another_type() -> None:
     def types(package) -> list[type]:
         return [

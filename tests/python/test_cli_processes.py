@@ -366,6 +366,16 @@ def test_rank_0_listens_on_the_address_that_was_named(parts: Path) -> None:
         process.communicate()
 
 
+@pytest.mark.parametrize("interfaces", ["lo", "lo,lo", ""])
+def test_interfaces_are_named_as_for_torch(
+    parts: Path, interfaces: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch shares the traffic among several, and chooses one where the list is empty."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", interfaces)
+    results = together(2, *FIT, "--quiet", "--timeout", "20", cwd=parts)
+    assert results == [(0, "", "")] * 2
+
+
 def test_a_port_that_is_taken(parts: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -391,6 +401,13 @@ def test_only_who_knows_the_secret_joins(parts: Path) -> None:
             (parts / OUT).unlink()
         else:
             assert any("the same TORCHVQ_SECRET" in errors for _, errors, _ in results), results
+
+
+def test_a_secret_is_not_empty(parts: Path) -> None:
+    process = start(0, 2, free_port(), *FIT, "--timeout", "5", cwd=parts, TORCHVQ_SECRET="")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2 and not (parts / OUT).exists()
+    assert errors.count("\n") == 1 and "expected TORCHVQ_SECRET to be a word" in errors, errors
 
 
 def test_one_process_needs_nobody(parts: Path) -> None:

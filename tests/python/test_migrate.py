@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 import torchvq
 from torchvq.migrate.__main__ import main
+from torchvq.migrate.differences import lines_of
 
 CODEC = """
 import torch
@@ -362,6 +363,35 @@ def test_every_other_class(call: str, options: dict, tmp_path: Path, capsys) -> 
     status, said, _ = run(capsys, tmp_path / "state.pt", "--build", text)
     equal, _, total = said.split("on random input: ")[1].partition(" tokens")[0].split()[0:3]
     assert status == 0 and int(equal) >= 0.99 * int(total) > 100
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "lines"),
+    [
+        ("LFQ", dict(dim=6, codebook_size=16), set()),
+        ("ResidualLFQ", dict(dim=4, codebook_size=16), {"lfq-stack-gradient", "lfq-stack-losses"}),
+        (
+            "GroupedResidualLFQ",
+            dict(dim=12, groups=2, codebook_size=16),
+            {"lfq-stack-gradient", "lfq-stack-losses", "lfq-stack-padding"},
+        ),
+        ("SimVQ", dict(dim=8, codebook_size=16), set()),
+        (
+            "ResidualSimVQ",
+            dict(dim=8, codebook_size=16),
+            {"sim-stack-gradient", "sim-stack-losses", "sim-all-codes"},
+        ),
+    ],
+)
+def test_lines_of_stacks_are_named_for_stacks_alone(
+    call: str, options: dict, lines: set[str], tmp_path: Path, capsys
+) -> None:
+    options = options | ({"num_quantizers": 2} if "Residual" in call else {})
+    torch.save(getattr(reference, call)(**options).state_dict(), tmp_path / "state.pt")
+    text = f"{call}({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+    _, said, _ = run(capsys, tmp_path / "state.pt", "--build", text)
+    stacks = {line.key for line in lines_of(call) if line.situation.startswith("stacks: ")}
+    assert {key for key in stacks if key in said} == lines
 
 
 def test_tokens_that_differ_are_reported(tmp_path: Path, capsys, monkeypatch) -> None:

@@ -72,7 +72,8 @@ def test_indices_decode_to_the_output(case, positions):
     assert indices.shape == (2, *positions, *heads, LEVELS) and losses.shape == (LEVELS,)
     assert codes.shape == (LEVELS, *quantized.shape)
     torch.testing.assert_close(codes.sum(0), quantized)
-    assert torch.equal(stack.get_output_from_indices(indices), quantized)
+    decoded = stack.get_output_from_indices(indices)
+    assert torch.equal(decoded, quantized) and decoded.is_contiguous()
     assert torch.equal(stack.get_codes_from_indices(indices), codes)
 
 

@@ -187,6 +187,17 @@ def test_bad_beams_that_are_set_later_are_named(training, beam, generator):
     assert all(torch.equal(value, before[name]) for name, value in rvq.state_dict().items())
 
 
+@pytest.mark.parametrize("beam", [2.0, "2"])
+def test_beams_of_a_call_that_are_no_integers_are_named(beam, generator):
+    rvq = make()
+    before = copy.deepcopy(rvq.state_dict())
+    with pytest.raises(
+        TypeError, match=f"ResidualVQ: expected beam_size to be an integer, but got {beam!r}"
+    ):
+        rvq(tokens(generator), beam_size=beam)
+    assert all(torch.equal(value, before[name]) for name, value in rvq.state_dict().items())
+
+
 def test_in_place_optimizers_with_a_beam_are_refused_in_training_alone(generator):
     rvq = make(
         beam_size=2,

@@ -1,13 +1,12 @@
 """Checks of the arguments of a call of a residual stack, and what ranks compare before it."""
 
 from collections.abc import Iterable, Sequence
-from operator import index
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from torchvq._base.arguments import expect_dense, expect_kind
+from torchvq._base.arguments import expect_dense, expect_kind, integer
 from torchvq._base.layout import Layout
 from torchvq._base.options import expect
 from torchvq._base.ranks import ALONE, Ranks, distributed_training, ranks_of
@@ -136,7 +135,7 @@ def _beam_of(rvq: "ResidualVQ", size: int | None) -> int:
     """The number of paths of a forward that is called with this size."""
     if size is None:
         size = rvq.beam_size if rvq.training else rvq.eval_beam_size
-    beam = 1 if size is None else index(size)
+    beam = 1 if size is None else integer(_OWNER, "beam_size", size)
     expect(_OWNER, beam >= 1, "beam_size", "at least 1", beam)
     optimizers = (rvq.in_place_codebook_optimizer, rvq.levels[0].in_place_codebook_optimizer)
     learns_in_place = rvq.training and any(own is not None for own in optimizers)

@@ -134,7 +134,11 @@ def _search(
             found.append(sampled.view(x.shape[:2]))
         else:
             found.append(_ops.quantize(x, codes, rng, estimator="none")[1])
-    return torch.cat(found, 1)
+    indices = torch.cat(found, 1)
+    if torch.compiler.is_compiling():
+        # All distances of a token that is not finite are NaN, among which runtimes of exported graphs choose any.
+        indices = indices.masked_fill(~residual.isfinite().all(-1), 0)
+    return indices
 
 
 def blocks_of(

@@ -56,8 +56,20 @@ def _frozen(o: Options) -> bool:
     return bool(o["freeze_codebook"])
 
 
+def _stacks(o: Options) -> bool:
+    return bool(o.get("num_quantizers", 1) > 1)
+
+
+def _projects_bits(o: Options) -> bool:
+    """Whether a stack of LFQ has projections."""
+    if not _stacks(o):
+        return False
+    bits = o["num_codebooks"] * (o["codebook_size"] - 1).bit_length()
+    return bool(o["dim"] != bits * o.get("groups", 1))
+
+
 def _lies_elsewhere(o: Options) -> bool:
-    return o.get("num_quantizers", 1) > 1 and bool(o["spherical"] or o["orthogonal_rotation"])
+    return _stacks(o) and bool(o["spherical"] or o["orthogonal_rotation"])
 
 
 TOUCHES: dict[str, Callable[[Options], Any]] = {
@@ -128,8 +140,9 @@ TOUCHES: dict[str, Callable[[Options], Any]] = {
     "stack-search": always,
     "stack-input-dtype": _projected,
     "stack-depth": lambda o: o["quantize_dropout"],
-    "sim-stack-gradient": lambda o: o.get("num_quantizers", 1) > 1,
-    "sim-stack-losses": lambda o: o.get("num_quantizers", 1) > 1,
+    "sim-stack-gradient": _stacks,
+    "sim-stack-losses": _stacks,
+    "sim-all-codes": _stacks,
     "sim-rotation": lambda o: o["rotation_trick"],
     "sim-search": always,
     "sim-evaluation": always,
@@ -166,7 +179,9 @@ TOUCHES: dict[str, Callable[[Options], Any]] = {
     "fsp-evaluation": always,
     "fsp-eps": lambda o: o["need_inv_act"],
     "lfq-clamp": lambda o: o["entropy_loss_weight"] > 0,
-    "lfq-stack-gradient": lambda o: o.get("num_quantizers", 1) > 1,
+    "lfq-stack-gradient": _stacks,
+    "lfq-stack-losses": _stacks,
+    "lfq-stack-padding": _projects_bits,
     "lfq-ranks": lambda o: o["entropy_loss_weight"] > 0,
     "lfq-memory": lambda o: o["entropy_loss_weight"] > 0,
     "lfq-fraction": lambda o: o["frac_per_sample_entropy"] < 1,

@@ -148,6 +148,9 @@ TEST_F(SafetensorsTest, RefusesDamagedHeaders) {
   const auto x = entry("x", "F32", "[2]", "[0,8]");
   expect_refused(safetensors_bytes("{" + x, data), "to be JSON");
   expect_refused(safetensors_bytes("{" + x + "}}", data), "to be JSON");
+  // Behind a zero byte, where the parser would stop, bytes could hide.
+  for (const std::string& hidden : {std::string(), x, std::string("\xff")})
+    expect_refused(safetensors_bytes("{" + x + "}" + '\0' + hidden, data), "to be JSON");
   expect_refused(safetensors_bytes("{" + x + "," + x + "}", data), "'x' occurs twice");
   expect_refused(
       safetensors_bytes(R"({"x":{"dtype":"F32","dtype":"I32","shape":[2],"data_offsets":[0,8]}})",
