@@ -30,8 +30,8 @@ std::string safetensors_bytes(const std::string& header, const std::string& data
 
 std::string entry(const std::string& name, const std::string& dtype, const std::string& shape,
                   const std::string& offsets) {
-  return "\"" + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape +
-         ",\"data_offsets\":" + offsets + "}";
+  return R"(")" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape +
+         R"(,"data_offsets":)" + offsets + "}";
 }
 
 class SafetensorsTest : public ::testing::Test {
@@ -149,8 +149,9 @@ TEST_F(SafetensorsTest, RefusesDamagedHeaders) {
   expect_refused(safetensors_bytes("{" + x, data), "to be JSON");
   expect_refused(safetensors_bytes("{" + x + "}}", data), "to be JSON");
   // Behind a zero byte, where the parser would stop, bytes could hide.
+  const auto text = "{" + x + "}" + '\0';
   for (const std::string& hidden : {std::string(), x, std::string("\xff")})
-    expect_refused(safetensors_bytes("{" + x + "}" + '\0' + hidden, data), "to be JSON");
+    expect_refused(safetensors_bytes(text + hidden, data), "to be JSON");
   expect_refused(safetensors_bytes("{" + x + "," + x + "}", data), "'x' occurs twice");
   expect_refused(
       safetensors_bytes(R"({"x":{"dtype":"F32","dtype":"I32","shape":[2],"data_offsets":[0,8]}})",

@@ -2,6 +2,7 @@
 #include <set>
 #include <utility>
 
+#include <torch/autograd.h>
 #include <torch/optim/sgd.h>
 #include <torchvq/ops/orthogonal_loss.h>
 
