@@ -51,6 +51,7 @@ set(TORCHVQ_SOURCES
   fit/residual_blocks.cpp
   fit/sample_rows.cpp
   fit/scalar_codec.cpp
+  fit/spread_seeds.cpp
   functional/average_gradients.cpp
   functional/binary_codes.cpp
   functional/codebook.cpp

@@ -11,7 +11,6 @@
 #include <torchvq/ops/code_exponents.h>
 #include <torchvq/ops/code_statistics.h>
 #include <torchvq/ops/decode_sums.h>
-#include <torchvq/ops/kmeans.h>
 #include <torchvq/ops/nearest_code.h>
 #include <torchvq/ops/unit_vectors.h>
 
@@ -25,6 +24,7 @@
 #include "distributed/group.h"
 #include "fit/far_vectors.h"
 #include "fit/sample_rows.h"
+#include "fit/spread_seeds.h"
 #include "functional/joint_statistics.h"
 #include "functional/read_block.h"
 
@@ -34,11 +34,6 @@ namespace {
 constexpr int64_t kMostMovesPerPass = 256;
 constexpr int64_t kSampleIterations = 10;
 
-// Vectors of the sample: 128 MiB, but always some per code, and not more than k-means gains by.
-constexpr int64_t kSampledValues = int64_t{1} << 25;
-constexpr int64_t kSampledPerCode = 64;
-constexpr int64_t kMostSampled = 65536;
-
 // code_statistics() raises an exponent when a vector exceeds it by more than this many bits.
 constexpr int64_t kExponentSlack = 8;
 // Number of vectors per code that may use all of that slack.
@@ -47,9 +42,8 @@ constexpr int64_t kSlackTokens = int64_t{1} << 25;
 using BlockWork = std::function<void(int64_t first, const at::Tensor& block)>;
 using ForEachBlock = std::function<void(const BlockWork& work)>;
 
-int64_t sample_size(int64_t rows, int64_t size, int64_t dim) {
-  const auto enough = std::max(kSampledPerCode * size, kSampledValues / dim);
-  return std::min(rows, std::max(2 * size, std::min(enough, kMostSampled)));
+int64_t sample_size(int64_t rows, int64_t size) {
+  return std::min(rows, std::max(2 * size, std::min<int64_t>(64 * size, 65536)));
 }
 
 void check_codebook_fit(const functional::VectorBlocks& vectors,
@@ -154,7 +148,7 @@ class Fitter {
     const auto [sample, largest] = read_sample();
     const Lloyd lloyd(options_.metric, vectors_.all_rows(), largest);
     FitCodebookOutput output;
-    output.codebook = first_codebook(sample);
+    output.codebook = first_codebook(sample, lloyd);
     while (output.iterations < options_.iterations && !output.converged) {
       const auto pass = ++output.iterations;
       auto next = lloyd.iterate(
@@ -175,7 +169,7 @@ class Fitter {
 
   Sample read_sample() const {
     const auto rows = vectors_.all_rows();
-    const auto size = sample_size(rows, options_.codebook_size, vectors_.dim);
+    const auto size = sample_size(rows, options_.codebook_size);
     const SampledRows sampled(rows, size, rng(0));
     // Allocated at once: small parts kept between large blocks would fragment the heap until it
     // is as large as the file.
@@ -199,14 +193,19 @@ class Fitter {
     return {sample, most.item<double>()};
   }
 
-  // One rank computes it; the others would do the same work.
-  at::Tensor first_codebook(const at::Tensor& sample) const {
-    auto codebook = at::empty({options_.codebook_size, vectors_.dim}, at::kFloat);
-    if (group_.rank() == 0) {
-      codebook = ops::kmeans(sample.unsqueeze(0), options_.codebook_size, rng(1), kSampleIterations,
-                             options_.metric)
-                     .first[0];
+  // One rank computes it, because logarithms may differ between machines.
+  at::Tensor first_codebook(const at::Tensor& sample, const Lloyd& lloyd) const {
+    if (group_.rank() != 0) {
+      auto codebook = at::empty({options_.codebook_size, vectors_.dim}, at::kFloat);
+      group_.broadcast_(codebook, "the first codebook");
+      return codebook;
     }
+    const distributed::Group alone("", {"fit_codebook", {}});
+    auto codebook = spread_seeds(sample, options_.codebook_size, options_.metric, rng(1));
+    for (int64_t i = 0; i < kSampleIterations; ++i) {
+      codebook = lloyd.iterate(codebook, [&](const BlockWork& work) { work(0, sample); }, alone);
+    }
+    codebook = codebook.contiguous();
     group_.broadcast_(codebook, "the first codebook");
     return codebook;
   }

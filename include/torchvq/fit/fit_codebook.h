@@ -34,9 +34,8 @@ using FitProgress = std::function<void(int64_t pass, int64_t rows)>;
 /// Fits a codebook with k-means (Lloyd's algorithm) on all vectors.
 ///
 /// The first codebook comes from a sample: one vector, drawn with `seed`, from each of
-/// S equal stretches of the rows, clustered by ten iterations of ops::kmeans(). S is 65536, but at
-/// most the number of rows, and for wide vectors 2^25 / D or 64 K, if that is more; with more than
-/// 32768 codes it is 2 K. Then every pass assigns all
+/// S = min(rows, max(2 K, min(64 K, 65536))) equal stretches of the rows; K of them are seeds,
+/// spread by k-means++ and improved by ten passes over the sample. Then every pass assigns all
 /// vectors, replaces each code by the mean of its vectors (cosine: scaled to unit length), and
 /// moves codes without vectors to the vectors farthest from their codes.
 ///
