@@ -38,6 +38,7 @@ set(TORCHVQ_SOURCES
   distributed/synced_replace_dead_codes_.cpp
   distributed/synced_step_statistics.cpp
   distributed/synced_usage.cpp
+  fit/check_codecs.cpp
   fit/codebook_stack.cpp
   fit/evaluate_blocks.cpp
   fit/evaluate_codebook.cpp
@@ -51,7 +52,6 @@ set(TORCHVQ_SOURCES
   fit/residual_blocks.cpp
   fit/sample_rows.cpp
   fit/scalar_codec.cpp
-  fit/spread_seeds.cpp
   functional/average_gradients.cpp
   functional/binary_codes.cpp
   functional/codebook.cpp

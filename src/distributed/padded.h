@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Scalar.h>
 
 #include <algorithm>
 
@@ -8,7 +9,7 @@ namespace torchvq::distributed {
 
 /// The first `size` rows of `values`, padded with rows of `fill`, because ranks must send
 /// tensors of the same shape.
-inline at::Tensor padded(const at::Tensor& values, int64_t size, int64_t fill) {
+inline at::Tensor padded(const at::Tensor& values, int64_t size, const at::Scalar& fill) {
   auto shape = values.sizes().vec();
   shape[0] = size;
   auto result = values.new_full(shape, fill);

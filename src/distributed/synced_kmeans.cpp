@@ -133,8 +133,8 @@ Result synced_kmeans_any(const at::Tensor& x, int64_t codebook_size, const at::T
                                  stride, sync);
       };
     }
-    const auto clusters =
-        detail::cluster(points, codebook_size, rng, iterations, unit, on_all_tokens);
+    const auto clusters = detail::cluster(points, codebook_size, rng, iterations, unit,
+                                          detail::kStride, on_all_tokens);
     codebook.select(0, head).copy_(clusters.codes);
     counts.select(0, head).copy_(clusters.counts);
   }

@@ -24,15 +24,22 @@
 #include "distributed/group.h"
 #include "fit/far_vectors.h"
 #include "fit/sample_rows.h"
-#include "fit/spread_seeds.h"
 #include "functional/joint_statistics.h"
 #include "functional/read_block.h"
+#include "ops/kmeans_steps.h"
 
 namespace torchvq::fit {
 namespace {
 
 constexpr int64_t kMostMovesPerPass = 256;
 constexpr int64_t kSampleIterations = 10;
+// Longer steps, which reach a low error sooner, end up to 1.5 % higher in stacks (docs/design/statistics.md).
+constexpr double kSampleStride = 1;
+
+// Vectors of the sample: 128 MiB, but always some per code, and not more than k-means gains by.
+constexpr int64_t kSampledValues = int64_t{1} << 25;
+constexpr int64_t kSampledPerCode = 64;
+constexpr int64_t kMostSampled = 65536;
 
 // code_statistics() raises an exponent when a vector exceeds it by more than this many bits.
 constexpr int64_t kExponentSlack = 8;
@@ -42,8 +49,9 @@ constexpr int64_t kSlackTokens = int64_t{1} << 25;
 using BlockWork = std::function<void(int64_t first, const at::Tensor& block)>;
 using ForEachBlock = std::function<void(const BlockWork& work)>;
 
-int64_t sample_size(int64_t rows, int64_t size) {
-  return std::min(rows, std::max(2 * size, std::min<int64_t>(64 * size, 65536)));
+int64_t sample_size(int64_t rows, int64_t size, int64_t dim) {
+  const auto enough = std::max(kSampledPerCode * size, kSampledValues / dim);
+  return std::min(rows, std::max(2 * size, std::min(enough, kMostSampled)));
 }
 
 void check_codebook_fit(const functional::VectorBlocks& vectors,
@@ -92,7 +100,10 @@ class Lloyd {
                         first, " on are larger");
       counts += block_counts[0];
       sums += block_sums;
-      far.add(block, nearest.distances, first);
+      // Zero has no direction: it is as far from every unit vector, and no place for a code.
+      auto distances = nearest.distances;
+      if (is_cosine()) distances = distances * block.ne(0).any(1);
+      far.add(block, distances, first);
     });
     if (!group.alone()) {
       const auto packed = at::cat({counts, sums.flatten()});
@@ -105,12 +116,15 @@ class Lloyd {
   }
 
  private:
+  bool is_cosine() const { return metric_ == "cosine"; }
+
   at::Tensor move_codes(const at::Tensor& codebook, const at::Tensor& counts,
                         const at::Tensor& sums, const FarVectors& far) const {
     auto means = (sums / counts.clamp_min(1).unsqueeze(1)).to(at::kFloat);
-    if (metric_ == "cosine") means = ops::unit_vectors(means);
+    if (is_cosine()) means = ops::unit_vectors(means);
     const auto empty = counts.eq(0);
-    auto next = at::where(empty.unsqueeze(1), codebook, means);
+    const auto kept = is_cosine() ? means.eq(0).all(1) : empty;
+    auto next = at::where(kept.unsqueeze(1), codebook, means);
     const auto unused = empty.nonzero().flatten();
     const auto places = far.distinct();
     const auto moves = std::min(unused.size(0), static_cast<int64_t>(places.size()));
@@ -148,7 +162,7 @@ class Fitter {
     const auto [sample, largest] = read_sample();
     const Lloyd lloyd(options_.metric, vectors_.all_rows(), largest);
     FitCodebookOutput output;
-    output.codebook = first_codebook(sample, lloyd);
+    output.codebook = first_codebook(sample);
     while (output.iterations < options_.iterations && !output.converged) {
       const auto pass = ++output.iterations;
       auto next = lloyd.iterate(
@@ -169,7 +183,7 @@ class Fitter {
 
   Sample read_sample() const {
     const auto rows = vectors_.all_rows();
-    const auto size = sample_size(rows, options_.codebook_size);
+    const auto size = sample_size(rows, options_.codebook_size, vectors_.dim);
     const SampledRows sampled(rows, size, rng(0));
     // Allocated at once: small parts kept between large blocks would fragment the heap until it
     // is as large as the file.
@@ -193,19 +207,18 @@ class Fitter {
     return {sample, most.item<double>()};
   }
 
-  // One rank computes it, because logarithms may differ between machines.
-  at::Tensor first_codebook(const at::Tensor& sample, const Lloyd& lloyd) const {
-    if (group_.rank() != 0) {
-      auto codebook = at::empty({options_.codebook_size, vectors_.dim}, at::kFloat);
-      group_.broadcast_(codebook, "the first codebook");
-      return codebook;
+  // One rank computes it; the others would do the same work.
+  at::Tensor first_codebook(const at::Tensor& sample) const {
+    auto codebook = at::zeros({options_.codebook_size, vectors_.dim}, at::kFloat);
+    if (group_.rank() == 0) {
+      const bool unit = options_.metric == "cosine";
+      const auto points = detail::usable_points(sample, {}, rng(1), unit);
+      if (points.rows.size(0) > 0) {
+        codebook = detail::cluster(points, options_.codebook_size, rng(1), kSampleIterations, unit,
+                                   kSampleStride)
+                       .codes;
+      }
     }
-    const distributed::Group alone("", {"fit_codebook", {}});
-    auto codebook = spread_seeds(sample, options_.codebook_size, options_.metric, rng(1));
-    for (int64_t i = 0; i < kSampleIterations; ++i) {
-      codebook = lloyd.iterate(codebook, [&](const BlockWork& work) { work(0, sample); }, alone);
-    }
-    codebook = codebook.contiguous();
     group_.broadcast_(codebook, "the first codebook");
     return codebook;
   }

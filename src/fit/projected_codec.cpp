@@ -50,51 +50,7 @@ at::Tensor decode_levels(const at::Tensor& codes, const ProjectedStack& stack) {
   return apply_projection(stack.out, sum).masked_fill(codes.lt(0).all(1, /*keepdim=*/true), 0);
 }
 
-/// The features that a map gives for `features`, which are those it takes.
-int64_t features_after(const char* where, const Projection& map, int64_t features) {
-  if (!map.weight.defined()) {
-    TORCH_CHECK_VALUE(!map.bias.defined(), where,
-                      ": expected maps without a weight to have no bias, but got one");
-    return features;
-  }
-  TORCH_CHECK_VALUE(
-      map.weight.dim() == 2 && map.weight.size(0) >= 1 && map.weight.size(1) == features, where,
-      ": expected a map of ", features, " features to at least 1, but got weights of shape ",
-      map.weight.sizes());
-  TORCH_CHECK_VALUE(!map.bias.defined() || map.bias.sizes() == map.weight.sizes().slice(0, 1),
-                    where, ": expected a bias of ", map.weight.size(0), " features, but got shape ",
-                    map.bias.sizes());
-  return map.weight.size(0);
-}
-
-void check_stack(const char* where, const ProjectedStack& stack, int64_t dim) {
-  TORCH_CHECK_VALUE(!stack.levels.empty(), where,
-                    ": expected stacks of at least one level, but got none");
-  const auto inner = features_after(where, stack.in, dim);
-  for (const auto& [in, codebook, out] : stack.levels) {
-    const auto features = features_after(where, in, inner);
-    TORCH_CHECK_VALUE(codebook.defined() && codebook.dim() == 2 && codebook.size(0) >= 1 &&
-                          codebook.size(1) == features,
-                      where, ": expected a codebook of shape (K, ", features, "), but got ",
-                      codebook.defined() ? c10::str(codebook.sizes()) : "an undefined tensor");
-    const auto given = features_after(where, out, features);
-    TORCH_CHECK_VALUE(given == inner, where, ": expected codes of ", inner,
-                      " features after their map, but got ", given);
-  }
-  const auto given = features_after(where, stack.out, inner);
-  TORCH_CHECK_VALUE(given == dim, where, ": expected a stack to give ", dim, " features, but got ",
-                    given);
-}
-
 }  // namespace
-
-void check_projected_codec(const char* where, const ProjectedCodec& codec) {
-  detail::parse_metric(where, codec.metric);
-  TORCH_CHECK_VALUE(codec.dim >= 1 && !codec.stacks.empty(), where,
-                    ": expected a codec with at least one feature and stack, but got ", codec.dim,
-                    " and ", codec.stacks.size());
-  for (const auto& stack : codec.stacks) check_stack(where, stack, codec.dim);
-}
 
 int64_t ProjectedCodec::columns() const {
   int64_t count = 0;

@@ -5,18 +5,11 @@
 #include <torchvq/ops/scalar_decode.h>
 #include <torchvq/ops/scalar_quantize.h>
 
-#include <algorithm>
-
-#include "detail/has_shape.h"
-#include "detail/scalar_levels.h"
 #include "fit/evaluate_blocks.h"
 #include "functional/read_block.h"
 
 namespace torchvq::fit {
 namespace {
-
-// As many as readers of files accept; features() cannot overflow.
-constexpr int64_t kMostFeatures = int64_t{1} << 62;
 
 at::Tensor project(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const auto wide = x.to(at::kDouble);
@@ -39,41 +32,7 @@ at::Tensor codes_of(const at::Tensor& indices, const ScalarCodec& codec) {
   return ops::scalar_decode(indices, codec.levels, /*symmetric=*/true, at::kDouble).flip({-1});
 }
 
-using detail::has_shape;
-
-bool has_maps(const ScalarCodec& codec) {
-  return codec.in_weight.defined() || codec.in_bias.defined() || codec.out_weight.defined() ||
-         codec.out_bias.defined();
-}
-
 }  // namespace
-
-void check_scalar_codec(const char* where, const ScalarCodec& codec) {
-  const bool signs = codec.method == "lfq";
-  TORCH_CHECK_VALUE(signs || codec.method == "fsq", where,
-                    ": expected method to be fsq or lfq, but got ", codec.method);
-  TORCH_CHECK_VALUE(codec.num_codebooks >= 1 && codec.dim >= 1 && !codec.levels.empty(), where,
-                    ": expected a codec with at least one codebook, feature and number of levels, "
-                    "but got ",
-                    codec.num_codebooks, ", ", codec.dim, " and ", codec.levels.size());
-  detail::check_scalar_levels(where, codec.levels, 2);
-  TORCH_CHECK_VALUE(!signs || *std::ranges::max_element(codec.levels) == 2, where,
-                    ": expected levels to be 2 each for lfq, but got ",
-                    at::IntArrayRef(codec.levels));
-  TORCH_CHECK_VALUE(
-      codec.num_codebooks <= kMostFeatures / static_cast<int64_t>(codec.levels.size()), where,
-      ": expected num_codebooks to be of codebooks that fit in memory, but got ",
-      codec.num_codebooks);
-  const int64_t features = codec.features(), dim = codec.dim;
-  const bool fits = !has_maps(codec) ? features == dim
-                                     : has_shape(codec.in_weight, {features, dim}) &&
-                                           has_shape(codec.in_bias, {features}) &&
-                                           has_shape(codec.out_weight, {dim, features}) &&
-                                           has_shape(codec.out_bias, {dim});
-  TORCH_CHECK_VALUE(fits, where, ": expected maps between ", dim, " and ", features,
-                    " features, or none if these are equal, but got ",
-                    has_maps(codec) ? "maps of other shapes" : "none");
-}
 
 at::Tensor encode_scalar(const at::Tensor& x, const ScalarCodec& codec) {
   check_scalar_codec("encode_scalar", codec);

@@ -33,11 +33,12 @@ using FitProgress = std::function<void(int64_t pass, int64_t rows)>;
 
 /// Fits a codebook with k-means (Lloyd's algorithm) on all vectors.
 ///
-/// The first codebook comes from a sample: one vector, drawn with `seed`, from each of
-/// S = min(rows, max(2 K, min(64 K, 65536))) equal stretches of the rows; K of them are seeds,
-/// spread by k-means++ and improved by ten passes over the sample. Then every pass assigns all
-/// vectors, replaces each code by the mean of its vectors (cosine: scaled to unit length), and
-/// moves codes without vectors to the vectors farthest from their codes.
+/// The first codebook comes from a sample: one vector, drawn with `seed`, from each of S equal
+/// stretches of the rows, clustered like ops::kmeans() does it, but with steps to the means. S is
+/// 65536, but at most the number of rows, and for wide vectors 2^25 / D or 64 K, if that is more; with
+/// more than 32768 codes it is 2 K. Then every pass assigns all vectors, replaces each code by the mean
+/// of its vectors, and moves codes without vectors to the vectors farthest from their codes. For the
+/// cosine metric means are scaled to unit length, and zero vectors make no codes.
 ///
 /// Paper        Lloyd 1982, "Least squares quantization in PCM"
 /// Memory       O(block_rows * D + S * D + K * D), for any number of rows.

@@ -27,7 +27,7 @@ struct RowMagnitude {
 
 template <typename T>
 RowMagnitude row_magnitude(const T* row, int64_t dim) {
-  using Integer = FloatBits<T>::Integer;
+  using Integer = typename FloatBits<T>::Integer;
   constexpr auto kMagnitude = std::numeric_limits<Integer>::max();
   Integer largest = 0;
   for (int64_t d = 0; d < dim; ++d) {

@@ -30,11 +30,6 @@ constexpr int64_t kMinEarlyPoints = 8192;
 constexpr int64_t kSamplePerCode = 64;
 constexpr int64_t kMinSample = 65536;
 
-/// Length of a step relative to the distance to the mean. For given clusters any value below 2
-/// lowers the error, and with a value above 1 the same number of iterations reaches a lower error
-/// (docs/design/statistics.md). The last step goes to the mean itself.
-constexpr double kStride = 1.7;
-
 at::Tensor assign_indices(const at::Tensor& rows, const at::Tensor& codes, bool unit) {
   const auto options = ops::NearestCodeOptions().metric(unit ? "cosine" : "euclidean");
   return ops::nearest_code(rows.unsqueeze(0), codes.unsqueeze(0), options).indices[0];
@@ -129,7 +124,7 @@ std::pair<at::Tensor, at::Tensor> assign(const at::Tensor& rows, const at::Tenso
 }
 
 Clusters cluster(const Points& points, int64_t codebook_size, const at::Tensor& rng,
-                 int64_t iterations, bool unit, const LloydStep& late_step) {
+                 int64_t iterations, bool unit, double stride, const LloydStep& late_step) {
   const int64_t seeding = std::max(kMinSeedingPoints, codebook_size * kSeedingPointsPerCode);
   const auto sample = distinct_points(points, seeding);
   const int64_t distinct = sample.rows.size(0);
@@ -141,10 +136,10 @@ Clusters cluster(const Points& points, int64_t codebook_size, const at::Tensor& 
     codes = spread_seeds(sample, codebook_size, rng, unit);
     for (int64_t i = 0; i < iterations; ++i) {
       const bool early = i < iterations - (iterations + 2) / 3;
-      const double stride = i + 1 < iterations ? kStride : 1.0;
+      const double length = i + 1 < iterations ? stride : 1.0;
       const auto used = early ? early_points(points, codebook_size, i) : points;
-      codes = !early && late_step ? late_step(codes, stride, i)
-                                  : lloyd_step(used, codes, rng, i, unit, stride);
+      codes = !early && late_step ? late_step(codes, length, i)
+                                  : lloyd_step(used, codes, rng, i, unit, length);
     }
   }
   const auto indices = assign_indices(points.rows, codes, unit);

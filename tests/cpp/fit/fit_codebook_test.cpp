@@ -97,6 +97,18 @@ TEST(FitCodebookTest, CosineGivesUnitCodesThatIgnoreLength) {
       at::equal(fit_codebook(blocks_of(longer), options_of(12, "cosine")).codebook, fit.codebook));
 }
 
+TEST(FitCodebookTest, CosineMakesNoCodesOfZeroVectors) {
+  auto x = normal({1000, 4});
+  x.narrow(0, 100, 800).zero_();
+  const auto fit = fit_codebook(blocks_of(x), options_of(64, "cosine"));
+  EXPECT_TRUE(at::allclose(fit.codebook.norm(2, 1), at::ones({64})));
+}
+
+TEST(FitCodebookTest, EveryClusterGetsACode) {
+  const auto x = normal({32, 16}).mul(5).repeat({64, 1}) + normal({32 * 64, 16}, 2).mul(0.1);
+  EXPECT_LT(fit_codebook(blocks_of(x), options_of(32)).evaluation.error.mse(), 0.011);
+}
+
 TEST(FitCodebookTest, AsManyCodesAsVectorsDescribeThemExactly) {
   const auto x = normal({37, 4});
   const auto fit = fit_codebook(blocks_of(x), options_of(37));
