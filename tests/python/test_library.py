@@ -181,3 +181,11 @@ def test_launcher_says_in_one_line_that_there_is_no_torch(site):
     assert run.returncode == 1
     assert run.stderr.startswith("torchvq: expected torch to be installed for")
     assert len(run.stderr.splitlines()) == 1
+
+
+def test_launcher_names_a_program_that_is_missing(site):
+    program = site / "torchvq/lib/torch2.13/torchvq"
+    program.unlink()
+    run = launch(site)
+    assert (run.returncode, len(run.stderr.splitlines())) == (1, 1)
+    assert run.stderr.startswith(f"torchvq: expected the program at {program}, but found none")
