@@ -17,7 +17,6 @@ from torchvq.outputs import BinaryMapperOutput, BinaryMapperOutputWithIndices
 
 _ops = torch.ops.torchvq
 _LOG_2 = math.log(2)
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class BinaryMapper(NoisyModule):
@@ -171,11 +170,6 @@ class BinaryMapper(NoisyModule):
 
     def _check(self, logits: Tensor, mask: Tensor | None) -> None:
         expect_floating("BinaryMapper", "logits", logits)
-        if logits.dtype not in _DTYPES:
-            raise TypeError(
-                "BinaryMapper: expected logits to be float16, bfloat16, float32 or float64, "
-                f"but got {logits.dtype}"
-            )
         if logits.dim() < 1 or logits.shape[-1] != self.bits:
             raise ValueError(
                 f"BinaryMapper: expected logits to have shape (*, {self.bits}), but got {list(logits.shape)}"

@@ -34,6 +34,9 @@ inline void check_floating(const char* op, const char* name, const at::Tensor& t
   check_defined(op, name, tensor);
   TORCH_CHECK_TYPE(at::isFloatingType(tensor.scalar_type()), op, ": expected ", name,
                    " to be floating point, but got ", tensor.scalar_type());
+  // float8 is for storage; torch computes nothing in it either.
+  TORCH_CHECK_TYPE(tensor.element_size() > 1, op, ": expected ", name,
+                   " to be float16, bfloat16, float32 or float64, but got ", tensor.scalar_type());
   check_strided(op, name, tensor);
 }
 

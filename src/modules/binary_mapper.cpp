@@ -84,10 +84,6 @@ torch::Tensor BinaryMapperImpl::log_prob(const torch::Tensor& logits,
 
 void BinaryMapperImpl::check_logits(const torch::Tensor& logits) const {
   detail::check_floating("BinaryMapper", "logits", logits);
-  const auto dtype = logits.scalar_type();
-  TORCH_CHECK_TYPE(
-      dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16,
-      "BinaryMapper: expected logits to be float16, bfloat16, float32 or float64, but got ", dtype);
   TORCH_CHECK_VALUE(logits.dim() >= 1 && logits.size(-1) == options.bits(),
                     "BinaryMapper: expected logits to have shape (*, ", options.bits(),
                     "), but got ", logits.sizes());

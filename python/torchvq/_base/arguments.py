@@ -40,10 +40,14 @@ def expect_tensor(owner: str, name: str, value: object) -> None:
 
 
 def expect_floating(owner: str, name: str, value: object) -> None:
-    """Raises TypeError unless a value is a dense floating-point tensor."""
+    """Raises TypeError unless a value is a dense tensor of a floating dtype that torch computes in."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         got = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"{owner}: expected {name} to be a floating-point tensor, but got {got}")
+    if value.dtype.itemsize == 1:
+        raise TypeError(
+            f"{owner}: expected {name} to be float16, bfloat16, float32 or float64, but got {value.dtype}"
+        )
     expect_dense(owner, name, value)
 
 
