@@ -88,7 +88,7 @@ class BinaryMapper(NoisyModule):
         """One-hot codes of logits.
 
         Args:
-            logits: (*, bits), any floating dtype.
+            logits: (*, bits), any floating dtype but float8.
             temperature: temperature of the draws and of the gradient, 0 or more; the probability of a bit is
                 sigmoid(logit / temperature). 0 takes the likelier bits, and gives no gradient.
             straight_through: whether the output has the gradient of the codes' probabilities. Default: in training.

@@ -207,7 +207,8 @@ class FSP(OwnHandle, NoisyModule):
         """Perturbs z in training, quantizes it in evaluation.
 
         Args:
-            z: (B, *, dim), or with ``channel_first`` (B, dim, *), otherwise also a vector (dim,); any floating dtype.
+            z: (B, *, dim), or with ``channel_first`` (B, dim, *), otherwise also a vector (dim,); any floating
+                dtype but float8.
             eps: with ``need_inv_act``, activations are kept in [eps, 1 - eps] before the inverse. Default: 1e-6.
             mask: bool (B, *), True for real tokens. Padding has no effect; its output is 0, its index -1.
 

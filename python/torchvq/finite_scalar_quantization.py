@@ -177,7 +177,7 @@ class FSQ(RandomState):
 
         Args:
             z: (B, N, dim); (B, dim); images (B, dim, H, W) and videos (B, dim, T, H, W); with ``channel_first``
-                (B, dim, *), with ``channel_first=False`` (B, *, dim). Any floating dtype.
+                (B, dim, *), with ``channel_first=False`` (B, *, dim). Any floating dtype but float8.
             mask: bool, one per position, True for real tokens. Padding has output 0, index -1 and no gradient.
 
         Returns:

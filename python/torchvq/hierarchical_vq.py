@@ -202,7 +202,7 @@ class HierarchicalVQ(WideBuffers):
         """Quantizes x; in training also updates the codebook.
 
         Args:
-            x: (B, dim, *S), without ``channel_first`` (B, *S, dim); S of any size. Any floating dtype.
+            x: (B, dim, *S), without ``channel_first`` (B, *S, dim); S of any size. Any floating dtype but float8.
             indices: target codes, one tensor for each scale in the shape of the returned indices: the result is then
                 ``(quantized, loss)``, with the mean over scales of the cross-entropy of the distances with these
                 targets as loss. The residual is that of the nearest codes, not of the targets. -1 is left out.

@@ -150,7 +150,7 @@ class LatentQuantize(OwnHandle, _in_place.OptimizerInCheckpoint, nn.Module):
         """Quantizes z.
 
         Args:
-            z: (B, dim, *), or with ``channel_first=False`` (B, *, dim); any floating dtype.
+            z: (B, dim, *), or with ``channel_first=False`` (B, *, dim); any floating dtype but float8.
             mask: bool (B, *), True for real tokens. Padding has no effect; its output is 0, its index -1.
 
         Returns:

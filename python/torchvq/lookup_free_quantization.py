@@ -254,7 +254,7 @@ class LFQ(OwnHandle, RandomState):
 
         Args:
             x: (B, *, dim), or (B, dim, *) channel-first: images and volumes unless ``channel_first=False``. Any
-                floating dtype.
+                floating dtype but float8.
             inv_temperature: inverse temperature of the soft assignment in the entropies, 0 or more; larger is sharper.
             return_loss_breakdown: append a ``LossBreakdown`` of the unweighted terms, zeros in evaluation;
                 ``commitment`` is 0 if its weight is.

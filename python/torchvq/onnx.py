@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
 import torchvq._library  # noqa: F401  (registers the operators)
 from torchvq._tools.onnx_tables import level_codes, level_thresholds, place_values
@@ -65,22 +67,15 @@ def export(
         What ``torch.onnx.export`` returns.
 
     Raises:
-        ValueError: the model uses an operator without a translation, which the message names, or an exported program
-            comes with ``kwargs`` or ``dynamic_shapes``. ImportError: onnxscript is missing.
+        ValueError: the model uses an operator without a translation, or one with arguments or in float64, for which it
+            has none; the message names it. Or an exported program comes with ``kwargs`` or ``dynamic_shapes``.
+            ImportError: onnxscript is missing.
     """
     table = translations()
     own = {name: options.pop(name, None) for name in ("kwargs", "dynamic_shapes")}
     with torch.no_grad():
         program = _exported(model, args, own).run_decompositions()
-    used = {node.target for node in program.graph.nodes if node.op == "call_function"}
-    missing = sorted(
-        str(target) for target in used if str(target).startswith("torchvq.") and target not in table
-    )
-    if missing:
-        raise ValueError(
-            "torchvq.onnx: expected operators that ONNX has a translation for (docs/serving.md lists them), but got "
-            + ", ".join(missing)
-        )
+    _check_calls([node for node in program.graph.nodes if node.op == "call_function"], table)
     return torch.onnx.export(
         program, (), path, dynamo=True, custom_translation_table=table, **options
     )
@@ -99,6 +94,32 @@ def _exported(
                 f"torchvq.onnx: expected {name} to be None for an exported program, but got {value}"
             )
     return model
+
+
+def _check_calls(nodes: list[Node], table: dict[Any, Callable[..., Any]]) -> None:
+    """Raises ValueError for calls of operators of torchvq that have no translation.
+
+    An error of a translation would reach the user as one of the exporter, which says neither operator nor argument.
+    """
+    own = [node for node in nodes if str(node.target).startswith("torchvq.")]
+    missing = sorted({str(node.target) for node in own if node.target not in table})
+    if missing:
+        raise ValueError(
+            "torchvq.onnx: expected operators that ONNX has a translation for (docs/serving.md lists them), but got "
+            + ", ".join(missing)
+        )
+    for node in own:
+        name = str(node.target).split(".")[1]
+        given = signature(table[node.target]).bind(*node.args, **node.kwargs).arguments
+        _expect_absent(name, **{each: given.get(each) for each in _UNTRANSLATED.get(name, ())})
+        if name not in _OF_ANY_DTYPE:
+            _expect_absent(name, float64=_returns_float64(node))
+
+
+def _returns_float64(node: Node) -> bool:
+    found = node.meta["val"]
+    results = found if isinstance(found, list | tuple) else [found]
+    return any(result.dtype == torch.float64 for result in results)
 
 
 # Parts of graphs ---------------------------------------------------------------------------------------------------
@@ -246,7 +267,7 @@ def _scalars(x: _Value, levels: Sequence[int], bound: str) -> tuple[_Value, _Val
 def _expect_absent(op: str, **unsupported: object) -> None:
     for name, value in unsupported.items():
         if value not in (None, False):
-            raise NotImplementedError(
+            raise ValueError(
                 f"torchvq.onnx: expected {name} of {op} to be left out, but got {value}; see docs/serving.md"
             )
 
@@ -430,3 +451,10 @@ _TABLE: dict[str, Callable[..., Any]] = {
     "snapshot": _snapshot,
     "unit_vectors": _unit_vectors,
 }
+# Arguments that the translations of these operators do not take.
+_UNTRANSLATED = {
+    "nearest_code": ("bias", "topk", "return_distances"),
+    "residual_encode": ("depth",),
+}
+# Those of the others compute in float32 alone.
+_OF_ANY_DTYPE = {"lookup_codes", "resample_scale", "residual_decode", "snapshot"}

@@ -65,7 +65,7 @@ def unit_vectors(x: Tensor) -> Tensor:
 def code_exponents(codebook: Tensor) -> Tensor:
     """Fixed-point exponent of each code, int32 (H, K), for :func:`code_statistics`.
 
-    The smallest e with ``max|code| <= 2**e``, but at least the mean of these over the codes of the head.
+    The smallest e with ``max|code| <= 2**e``, but at least the mean of these over the codes of the head, rounded down.
     """
     return _ops.code_exponents(codebook)
 

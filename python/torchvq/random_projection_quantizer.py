@@ -145,7 +145,7 @@ class RandomProjectionQuantizer(WideBuffers):
 
         Args:
             x: (B, *, dim) with any number of position axes; with ``channel_last=False`` (B, dim, *); or as the map
-                options say. Any floating dtype.
+                options say. Any floating dtype but float8.
             indices: targets, in the shape of the returned indices; -1 is left out.
             mask: bool, one per position, True for real tokens. Padding has no effect; its index is -1.
 

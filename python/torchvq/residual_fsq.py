@@ -34,8 +34,8 @@ class ResidualFSQ(ResidualStack):
 
     SoundStream (Zeghidour et al. 2021, arXiv:2107.03312) with the levels of FSQ (Mentzer et al. 2023,
     arXiv:2309.15505), evenly spaced in [-1, 1] (Parker et al. 2024, arXiv:2411.19842). Level n works at a scale of
-    ``levels ** -n``. With the hard clamp, the residual after level n of an input within ``L / (L - 1)`` is at most ``L
-    ** -n / (L - 1)``.
+    ``levels ** -n``. With the hard clamp, a soft clamp first keeps the input within ``L / (L - 1)``; of what that
+    returns, level n leaves at most ``L ** -n / (L - 1)``.
 
     Shapes: ``B`` batch, ``N`` positions, ``Q`` = ``num_quantizers``, ``D`` = number of levels.
 
@@ -62,8 +62,8 @@ class ResidualFSQ(ResidualStack):
         ValueError: an option out of range, or options that exclude each other. TypeError: unknown options.
 
     Gradient: that of the stack as a function, without rounding: the gain is ``1 - (1 - g_0) (1 - g_1) ...``, with
-    ``g_n`` the slope of the bound of level n, times that of the soft clamp. With the hard clamp it is 1 inside, for any
-    number of levels.
+    ``g_n`` the slope of the bound of level n, times the slope of the soft clamp. With the hard clamp the levels have a
+    gain of 1 inside, however many they are, so the slope of the soft clamp is left.
 
     Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
 
@@ -140,7 +140,7 @@ class ResidualFSQ(ResidualStack):
 
         Args:
             x: (B, *, dim) with any number of position axes; with ``is_channel_first`` (B, dim, *). Any floating
-                dtype.
+                dtype but float8.
             return_all_codes: append the codes of all levels, (Q, B, *, D); their sum over levels, projected, is the
                 output.
             rand_quantize_dropout_fixed_seed: seed that decides which levels are dropped, as in the reference. Default:

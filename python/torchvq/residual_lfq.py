@@ -148,7 +148,7 @@ class ResidualLFQ(ResidualStack):
         Args:
             x: (B, *, dim) with any number of position axes; with ``is_channel_first`` (B, dim, *). Images and volumes
                 (B, dim, *) are taken, too, if there are no projections: with two or more position axes and dim
-                features on axis 1, that is the axis of features. Any floating dtype.
+                features on axis 1, that is the axis of features. Any floating dtype but float8.
             mask: bool, one per position (B, *), or per item (B,), True for real tokens. Padding has no effect; its
                 output is zero, its indices -1.
             return_all_codes: append the codes of all levels, (Q, B, *, D); their sum over levels, projected, is the

@@ -129,7 +129,8 @@ class ResidualSimVQ(ResidualStack):
         """Quantizes x.
 
         Args:
-            x: (B, *, dim) with any number of position axes; with ``channel_first`` (B, dim, *). Any floating dtype.
+            x: (B, *, dim) with any number of position axes; with ``channel_first`` (B, dim, *). Any floating
+                dtype but float8.
             return_all_codes: append the codes of all levels, (Q, B, *, dim), with ``channel_first`` (Q, B, dim, *);
                 their sum over levels is the output.
             rand_quantize_dropout_fixed_seed: seed that decides which levels are dropped, as in the reference. Default:

@@ -47,7 +47,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
     Args:
         dim: features of the input, at least 1.
         num_quantizers: levels ``Q``, at least 1. May be left out if ``codebook_size`` is a list.
-        codebook_size: codes per level: a number, or one for each level.
+        codebook_size: codes per level: a number, or one for each level; with ``shared_codebook`` all the same.
         codebook_dim: features of a code. Default: ``dim``. If it differs, ``project_in`` and ``project_out`` are linear
             layers around the stack.
         shared_codebook: all levels use one codebook (RQ-VAE), which learns once per forward from the residuals of all
@@ -55,7 +55,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         diveq: DiVeQ over the whole stack (https://openreview.net/forum?id=KRVnpTbx7R): in training the output is the
             latent, moved by its distance from the sum of the codes in a noisy direction towards it, with noise of
             variance ``directional_reparam_variance``; codes learn by gradient, without commitment loss. Evaluation
-            gives the sum of the codes. Default: False.
+            gives the sum of the codes. Not with ``use_cosine_sim`` or ``straight_through``. Default: False.
         heads: codes per latent and level; see ``VectorQuantize``. Default: 1.
         quantize_dropout: in training, use only a random number of the levels. Default: False.
         quantize_dropout_cutoff_index: the last level that is never dropped, counted from 0. Default: 0.
@@ -63,8 +63,8 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         accept_image_fmap: input is (B, dim, H, W). Default: False. ``accept_3d_fmap`` and ``channel_last`` are also
             options.
         implicit_neural_codebook: QINCo (arXiv:2401.14732): for each level after the first, a network computes the codes
-            of each token from what the levels before have decoded. Codes and networks learn by gradient. Default:
-            False.
+            of each token from what the levels before have decoded. Codes and networks learn by gradient. Not with
+            ``use_cosine_sim``, ``straight_through`` or ``in_place_codebook_optimizer``. Default: False.
         mlp_kwargs: ``dim_hidden`` (default: the features of a code) and ``depth`` (default: 4) of these networks.
         beam_size: paths through the levels that the search keeps; it returns the path with the smallest final residual.
             1 takes the nearest code of each level. Larger is better and slower. In training with
@@ -218,7 +218,8 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         """Quantizes x; in training also updates the codebooks.
 
         Args:
-            x: (B, *, dim), with any number of position axes or none, or as the layout options say. Any floating dtype.
+            x: (B, *, dim), with any number of position axes or none, or as the layout options say. Any floating dtype
+                but float8.
             mask: bool, (B, *), True for real tokens. Padding has no effect; its indices are -1.
             indices: target codes, in the shape of the returned indices or as a list of one tensor per level: the result
                 is then ``(quantized, loss)``, with the sum over levels of the cross-entropy of the distances with these

@@ -213,7 +213,8 @@ class SimVQ(OwnHandle, WideBuffers):
         """Quantizes x.
 
         Args:
-            x: (B, *, dim) with any number of position axes; with ``channel_first`` (B, dim, *). Any floating dtype.
+            x: (B, *, dim) with any number of position axes; with ``channel_first`` (B, dim, *). Any floating
+                dtype but float8.
             mask: bool, one per position, True for real tokens. Padding has no effect; its output is zero,
                 its index -1.
 

@@ -56,7 +56,8 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
         kmeans_iters: Lloyd iterations of the k-means initialisation, 0 or more. Default: 10.
         sync_kmeans: whether k-means uses the tokens of all ranks that learn together; otherwise only those of rank 0.
             Default: True.
-        use_cosine_sim: cosine similarity; latents and codes become unit vectors (arXiv:2110.04627). Default: False.
+        use_cosine_sim: cosine similarity; latents and codes become unit vectors (arXiv:2110.04627). Not with
+            ``learnable_codebook`` or ``affine_param``. Default: False.
         layernorm_after_project_in: layer norm after ``project_in``, if there is a projection. Default: False.
         threshold_ema_dead_code: a code whose moving average of tokens per step is below this is replaced by a token
             of the batch, unless it was used in this step. A step replaces at most one code for every four
@@ -76,7 +77,8 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
         stochastic_sample_codes: sample codes from softmax(logits / temperature) in training. Default: False.
         sample_codebook_temp: temperature of the sampling; 0 or less takes the nearest code. Default: 1.
         straight_through: with ``route_gradients_to_input=False``, send the gradient through the softmax over the
-            codes (Gumbel straight-through, arXiv:1611.01144). Default: False.
+            codes (Gumbel straight-through, arXiv:1611.01144). Needs ``rotation_trick=False``; not with
+            ``learnable_codebook`` or ``directional_reparam``. Default: False.
         rotation_trick: rotate and scale the gradient from code to latent (arXiv:2410.06424), with a bounded gain;
             otherwise it is copied. Default: True, but False with ``directional_reparam`` and with ``dim=1``.
         directional_reparam: DiVeQ: in training the output is the latent, moved by its distance from the code in a noisy
@@ -98,13 +100,15 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
             Default: False, but True with ``vq_bridge`` and ``directional_reparam``.
         in_place_codebook_optimizer: called with the codebook's parameters, returns an optimizer that takes a step
             towards the tokens inside each training forward, before the search; averages and dead codes follow it
-            there, from the codes that were nearest before it. Default: none.
+            there, from the codes that were nearest before it. Needs codes that are parameters, by
+            ``learnable_codebook`` or ``orthogonal_reg_weight``. Default: none.
         manual_in_place_optimizer_update: only accumulate its gradients; ``update_in_place_optimizer()`` takes the step.
             Default: False.
         affine_param: map the codes to the mean and variance of the data (arXiv:2305.08842). Default: False.
         affine_param_batch_decay: decay of the data's statistics, in [0, 1]. Default: 0.99.
         affine_param_codebook_decay: decay of the codes' statistics, in [0, 1]. Default: 0.9.
-        sync_update_v: ``nu`` of the synchronous update (arXiv:2305.08842), in [0, 1]. Default: 0.
+        sync_update_v: ``nu`` of the synchronous update (arXiv:2305.08842), in [0, 1]. Above 0 it needs
+            ``learnable_codebook``. Default: 0.
         return_zeros_for_masked_padding: masked outputs are zero; otherwise the input. Default: True.
         route_gradients_to_input: the output sends its gradient to the input. Default: True.
         dead_code_threshold_fraction: like ``threshold_ema_dead_code``, but as a fraction of the mean number of tokens
@@ -277,7 +281,7 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
 
         Args:
             x: (B, *, dim), with any number of position axes or none; with ``channel_last=False`` (B, dim, *); or as the
-                map options say. Any floating dtype.
+                map options say. Any floating dtype but float8.
             indices: target codes: the result is then ``(quantized, loss)``, with the cross-entropy of the distances
                 with these targets as loss, in evaluation too. -1 is left out.
             mask: bool, (B, *), True for real tokens. Padding has no effect; its index is -1.
@@ -418,9 +422,9 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
 
         Returns:
             Python numbers; on a GPU this waits for the step. A training forward counts the chosen codes, without masked
-            tokens, in one pass over the indices; evaluation and calls with ``topk`` count nothing. ``dead`` and
-            ``replaced`` follow from state that ranks share. A codebook that learns only by gradient has dead
-            codes only with a threshold for them. Checkpoints do not contain the counts.
+            tokens, in one pass over the indices; with ``topk`` it has no tokens. Evaluation leaves the counts.
+            ``dead`` and ``replaced`` follow from state that ranks share. A codebook that learns only by gradient has
+            dead codes only with a threshold for them. Checkpoints do not contain the counts.
         """
         return read_stats([self], synced)[0]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import classes
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -184,11 +185,55 @@ def test_an_exported_program_has_its_inputs(option: dict, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("row", ["fsq", "lfq"])
-def test_float64_is_refused(row: str, tmp_path: Path) -> None:
+def test_decoding_in_float64_is_refused(row: str, tmp_path: Path) -> None:
     module = trained(row).double()
     indices = Encode(module)(classes.data(row, 1, dtype=torch.float64))
-    with pytest.raises(Exception, match=r"expected float64 of s.*_decode to be left out"):
+    with pytest.raises(ValueError, match=r"expected float64 of s.*_decode to be left out"):
         run(Decode(module), indices, set(), tmp_path / "decode.onnx", [])
+
+
+@pytest.mark.parametrize(
+    ("row", "dtype", "operator"),
+    [
+        ("vq", torch.float32, "nearest_code"),
+        ("vq", torch.float64, "nearest_code"),
+        ("residual_vq", torch.float64, "residual_encode"),
+        ("fsq", torch.float64, "scalar_quantize"),
+        ("lfq", torch.float64, "sign_quantize"),
+    ],
+)
+def test_latents_in_float64_are_refused(
+    row: str, dtype: torch.dtype, operator: str, tmp_path: Path
+) -> None:
+    # The file would compute in float32, whatever the module is.
+    module, x = Encode(trained(row).to(dtype)), classes.data(row, 1, dtype=torch.float64)
+    with pytest.raises(ValueError, match=f"expected float64 of {operator} to be left out"):
+        run(module, x, {0, 1, 2}, tmp_path / "encode.onnx", [])
+
+
+class Nearest(nn.Module):
+    """The two nearest codes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quantizer = torchvq.VectorQuantize(dim=4, codebook_size=8).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.quantizer(x, topk=2).indices
+
+
+def test_an_argument_without_a_translation_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected topk of nearest_code to be left out, but got 2"):
+        run(Nearest(), torch.randn(2, 6, 4), {0, 1, 2}, tmp_path / "encode.onnx", [])
+
+
+def test_the_opset_may_be_chosen(tmp_path: Path) -> None:
+    quantizer, path = torchvq.VectorQuantize(dim=4, codebook_size=8), str(tmp_path / "o.onnx")
+    module, x = Encode(quantizer.eval()), torch.randn(2, 6, 4)
+    torchvq.onnx.export(module, (x,), path, opset_version=18, verbose=False)
+    assert [(each.domain, each.version) for each in onnx.load(path).opset_import] == [("", 18)]
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert torch.equal(torch.from_numpy(session.run(None, {"x": x.numpy()})[0]), module(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)

@@ -81,7 +81,8 @@ def test_wrong_arguments(row: str, training: bool, cell: Cell) -> None:
     module, x = build(row).train(training), data(row)
     if row not in OWN_ENCODER:
         layouts = x.to_sparse(), x.to_mkldnn(), nested(x)
-        for wrong in (x.long(), x > 0, x.cfloat(), *layouts, None, 3.5):
+        others = x.long(), x > 0, x.cfloat(), x.to(torch.float8_e4m3fn)
+        for wrong in (*others, *layouts, None, 3.5):
             raises(module, lambda wrong=wrong: module(wrong), TypeError)
         axis = ROWS[row].channel_axis
         narrow, empty = x.narrow(axis, 0, DIM - 1), x.narrow(axis, 0, 0)

@@ -472,3 +472,21 @@ def test_options_of_construction_are_no_attributes_of_parts() -> None:
         return torch.autograd.grad(loss, vq._codebook.embed, allow_unused=True)[0] is not None
 
     assert [gradient_of_codes(package) for package in (reference, torchvq)] == [False, True]
+
+
+def test_codes_in_a_graph_that_a_step_moves() -> None:
+    def gradient_of(package, codes_of) -> torch.Tensor:
+        torch.manual_seed(0)
+        vq = package.VectorQuantize(4, 16)
+        vq.codebook = torch.linspace(-1, 1, 64).view(16, 4)
+        x = tokens().requires_grad_()
+        logits = x @ codes_of(vq).t()
+        vq(x.detach())
+        return torch.autograd.grad(logits.square().sum(), x)[0]
+
+    codes = torch.linspace(-1, 1, 64).view(16, 4)
+    exact = 2 * tokens() @ codes.t() @ codes
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradient_of(torchvq, lambda vq: vq.codebook)
+    assert not torch.allclose(gradient_of(reference, lambda vq: vq.codebook), exact)
+    torch.testing.assert_close(gradient_of(torchvq, lambda vq: vq.codebook.clone()), exact)

@@ -394,3 +394,23 @@ def test_noise_of_levels() -> None:
     for level in stack.layers:
         level.eval()
     assert torch.equal(stack(x).quantized, expected.quantized)
+
+
+@pytest.mark.parametrize("name", ["gumbel_sample", "replace", "expire_codes_", "init_embed_"])
+def test_methods_of_codebooks_that_nothing_calls_cannot_be_replaced(name: str) -> None:
+    """A replacement that is silently left out would be taken for one that works."""
+    theirs, ours = (package.VectorQuantize(4, 16)._codebook for package in (reference, torchvq))
+    setattr(theirs, name, torch.relu)
+    assert getattr(theirs, name) is torch.relu
+    expected = f"^Codebook: expected a method of torchvq to be replaced, but got {name}, .* has; "
+    with pytest.raises(NotImplementedError, match=expected):
+        setattr(ours, name, torch.relu)
+    assert name not in vars(ours) and getattr(ours, name).__name__ == name
+
+
+def test_forward_of_a_codebook_may_be_wrapped() -> None:
+    """As frameworks do that wrap the forward of every module."""
+    vq = torchvq.VectorQuantize(4, 16)
+    for module in vq.modules():
+        module.forward = module.forward  # type: ignore[method-assign]
+    assert vq(torch.randn(2, 3, 4))[0].shape == (2, 3, 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -169,3 +170,52 @@ def test_errors_are_one_sentence(tmp_path: Path, capsys, monkeypatch) -> None:
         status, _, said = run(capsys, *arguments)
         assert status == 2 and said.count("\n") == 1 and message in said, said
         assert not said.rstrip("\n").endswith(":")
+
+
+@pytest.mark.parametrize("name", ["ResidualFSQ", "GroupedResidualFSQ"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_constants_that_a_cast_rounds_are_whole_again(
+    name: str, dtype: str, tmp_path: Path, capsys
+) -> None:
+    """The comparison is one in float32, and the scale of a level is none of the state."""
+    call = f"{name}(dim=16, levels=[8, 5, 5, 5], num_quantizers=4)"
+    text = f"import torch\nfrom vector_quantize_pytorch import {name}\ntorch.manual_seed(0)\n"
+    default = f"torch.set_default_dtype(torch.{dtype})\n" if dtype == "bfloat16" else ""
+    for start in {"", default}:
+        (tmp_path / "model.py").write_text(f"{text}{start}model = {call}.to(torch.{dtype})\n")
+        try:
+            status, said, _ = run(capsys, tmp_path / "model.py")
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert status == 0 and "2048 of 2048 tokens equal" in said
+    with _convert.recorded_options():
+        theirs = getattr(reference, name)(dim=16, levels=[8, 5], num_quantizers=2).half()
+    before = {key: buffer.clone() for key, buffer in theirs.named_buffers()}
+    found = _convert.quantizers_of(theirs)[0]
+    _convert.agreement(found, _convert.converted(found))
+    assert all(torch.equal(before[key], buffer) for key, buffer in theirs.named_buffers())
+
+
+@pytest.mark.parametrize("call", [SMALL, "ResidualVQ(dim=8, codebook_size=16, num_quantizers=2)"])
+def test_affine_statistics_stay_during_the_comparison(call: str, tmp_path: Path, capsys) -> None:
+    """The reference's move in evaluation, and are uninitialised memory until it has trained."""
+    name, call = call.partition("(")[0], call.replace(")", ", affine_param=True)")
+    text = f"import torch\nfrom vector_quantize_pytorch import {name}\nmodel = {call}\n"
+    (tmp_path / "model.py").write_text(text)
+    status, said, _ = run(capsys, tmp_path / "model.py")
+    assert status == 0 and "not compared: no step has set the statistics of affine_param" in said
+    (tmp_path / "model.py").write_text(text + "model(torch.randn(2, 50, 8) + 1)\n")
+    status, said, _ = run(capsys, tmp_path / "model.py")
+    number = 512 if name == "VectorQuantize" else 1024
+    assert status == 0
+    assert f"{number} of {number} tokens equal, outputs differ by at most 0\n" in said
+
+
+def test_tokens_of_scales_are_compared(tmp_path: Path, capsys) -> None:
+    call = "HierarchicalVQ(dim=8, codebook_size=16, scales=(1, 2, 4), kmeans_init=False)"
+    (tmp_path / "model.py").write_text(
+        f"from vector_quantize_pytorch import HierarchicalVQ\nmodel = {call}\n"
+    )
+    status, said, _ = run(capsys, tmp_path / "model.py")
+    number = re.search(r"([0-9]+) of ([0-9]+) tokens equal", said)
+    assert status == 0 and number and int(number[1]) == int(number[2]) > 0, said

@@ -463,3 +463,15 @@ def test_writes_to_flags_of_gpus_are_not_read_back_among_ranks(
         flag.fill_(False)
         assert readable.is_known_flag(flag, known) == (ranks and device == "meta")
         assert not readable.is_known_flag(flag.clone(), known)
+
+
+def test_states_with_another_number_of_codes_have_no_cooldown() -> None:
+    vq, state = torchvq.VectorQuantize(4, 32), torchvq.VectorQuantize(4, 16).state_dict()
+    for name in ("embed", "embed_avg", "cluster_size"):
+        state[f"_codebook.{name}"] = state[f"_codebook.{name}"].repeat_interleave(2, 1)
+    with pytest.raises(RuntimeError, match=r"size mismatch for _codebook\.cooldown"):
+        vq.load_state_dict(state)
+    del state["_codebook.cooldown"]
+    vq.load_state_dict(state, strict=True)
+    assert torch.equal(vq._codebook.embed, state["_codebook.embed"])
+    assert vq._codebook.cooldown.shape == (1, 32) and not vq._codebook.cooldown.any()

@@ -48,7 +48,7 @@ class TORCHVQ_API FSQImpl : public KeptBuffers<FSQImpl> {
   /// Quantizes z.
   ///
   /// @param z     (B, N, dim); (B, dim); images (B, dim, H, W) and videos (B, dim, T, H, W); with
-  ///              channel_first (B, dim, *). Any floating dtype.
+  ///              channel_first (B, dim, *). Any floating dtype but float8.
   /// @param mask  bool, one per position, true for real tokens. Padding has output 0, index -1 and
   ///              no gradient.
   ///

@@ -76,7 +76,8 @@ class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
 
   /// Quantizes x.
   ///
-  /// @param x                (B, *, dim), or channel-first (B, dim, *). Any floating dtype.
+  /// @param x                (B, *, dim), or channel-first (B, dim, *). Any floating dtype but
+  ///                         float8.
   /// @param inv_temperature  of the soft assignment in the entropies, 0 or more.
   /// @param mask             bool, (B, *) or (B,), true for real tokens. Padding has output 0 and
   ///                         index -1.

@@ -44,7 +44,7 @@ class TORCHVQ_API RandomProjectionQuantizerImpl
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
 
-  /// @param x     (B, *, dim), or as the layout options say; any floating dtype.
+  /// @param x     (B, *, dim), or as the layout options say; any floating dtype but float8.
   /// @return      indices (B, *), with several codebooks (B, *, C); int64, -1 where masked. With
   ///              call.indices(): their cross-entropy, scalar, float32 (float64 for float64 x).
   ///

@@ -24,7 +24,7 @@ struct Refinement {
 /// number of bits; functional/refine_codebooks.h describes the computation.
 ///
 /// @param module   a stack with initialised euclidean codebooks.
-/// @param tokens   in the layout of its input, any floating dtype; compared in float32.
+/// @param tokens   in the layout of its input, any floating dtype but float8; compared in float32.
 /// @param mask     bool, one per position, true for real tokens. Default: all.
 /// @param options  of the search and the refit; the module sets `label` and `weights`.
 ///

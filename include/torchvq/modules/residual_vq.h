@@ -61,7 +61,7 @@ class TORCHVQ_API ResidualVQImpl : public CheckedLoad<ResidualVQImpl>, public In
   /// Quantizes x; in training also updates the codebooks.
   ///
   /// @param x        (B, *, dim), with any number of position axes or none, or as the layout
-  ///                 options say; any floating dtype.
+  ///                 options say; any floating dtype but float8.
   /// @param call     options of this call beyond the module's.
   ///
   /// Gradient     one estimator between latent and sum of codes, so the straight-through gain is 1

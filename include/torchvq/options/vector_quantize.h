@@ -69,8 +69,8 @@ struct TORCHVQ_API VectorQuantizeOptions {
 
   // Search ----------------------------------------------------------------------------------------
 
-  /// Compare by cosine similarity; latents and codes become unit vectors (arXiv:2110.04627).
-  /// Default: false.
+  /// Compare by cosine similarity; latents and codes become unit vectors (arXiv:2110.04627). Not with
+  /// learnable_codebook or affine_param. Default: false.
   TORCH_ARG(bool, use_cosine_sim) = false;
   /// Sample codes from softmax(logits / temperature) in training. Default: false.
   TORCH_ARG(bool, stochastic_sample_codes) = false;
@@ -83,7 +83,8 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// otherwise it is copied. Default: true, but false with directional_reparam and with dim 1.
   TORCH_ARG(std::optional<bool>, rotation_trick);
   /// With route_gradients_to_input(false): gradient through the softmax over the codes
-  /// (arXiv:1611.01144). Default: false.
+  /// (arXiv:1611.01144). Needs rotation_trick(false); not with learnable_codebook or
+  /// directional_reparam. Default: false.
   TORCH_ARG(bool, straight_through) = false;
   /// DiVeQ: in training the output is the latent, moved by its distance from the code in a noisy
   /// direction towards it; codes learn by gradient. Needs threshold_ema_dead_code or
@@ -92,7 +93,8 @@ struct TORCHVQ_API VectorQuantizeOptions {
   TORCH_ARG(bool, directional_reparam) = false;
   /// Variance of the noise on that direction, 0 or more. Default: 0.005.
   TORCH_ARG(double, directional_reparam_variance) = 0.005;
-  /// nu of the synchronous update (arXiv:2305.08842), in [0, 1]. Default: 0.
+  /// nu of the synchronous update (arXiv:2305.08842), in [0, 1]. Above 0 it needs
+  /// learnable_codebook. Default: 0.
   TORCH_ARG(double, sync_update_v) = 0.0;
   /// The output sends its gradient to the input. Default: true.
   TORCH_ARG(bool, route_gradients_to_input) = true;
@@ -138,7 +140,8 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// before it. The function sets its options. The state of SGD, Adam, AdamW, RMSprop and Adagrad of
   /// torch::optim is part of the checkpoint (state_dict.h, torch::save) under the names that Python
   /// uses, such as `in_place_codebook_optimizer.0.exp_avg`. Libtorch cannot read or set the state
-  /// of an optimizer of unknown type, so others start anew. Default: none.
+  /// of an optimizer of unknown type, so others start anew. Needs codes that are parameters, by
+  /// learnable_codebook or orthogonal_reg_weight. Default: none.
   TORCH_ARG(CodebookOptimizer, in_place_codebook_optimizer);
   /// Only accumulate its gradients; update_in_place_optimizer() takes the step. Default: false.
   TORCH_ARG(bool, manual_in_place_optimizer_update) = false;

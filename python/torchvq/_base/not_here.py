@@ -1,8 +1,7 @@
 """Names of ``vector_quantize_pytorch`` that torchvq does not have: errors that say so, in place of Python's own."""
 
 import sys
-from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _PAGE = 'docs/migrating.md, "Where names are"'
 
@@ -27,15 +26,31 @@ def explain_absent(module: str, names: str) -> None:
     vars(sys.modules[module])["__getattr__"] = __getattr__
 
 
-def _not_called(name: str, instead: str) -> Callable[..., NoReturn]:
-    def method(*_: object, **__: object) -> NoReturn:
+class _NotCalled:
+    """A method that raises when it is called."""
+
+    def __init__(self, name: str, instead: str) -> None:
+        self.name, self.instead = name, instead
+
+    def __get__(self, codebook: object, cls: type) -> Any:
+        def method(*_: object, **__: object) -> NoReturn:
+            self._refuse("called")
+
+        method.__name__ = self.name
+        return method
+
+    def _refuse(self, how: str) -> NoReturn:
         raise NotImplementedError(
-            f"Codebook: expected a method of torchvq to be called, but got {name}, which only "
-            f"vector_quantize_pytorch has; {instead}"
+            f"Codebook: expected a method of torchvq to be {how}, but got {self.name}, which only "
+            f"vector_quantize_pytorch has; {self.instead}"
         )
 
-    method.__name__ = name
-    return method
+
+class _NotReplaced(_NotCalled):
+    """One that also refuses another in its place, which nothing would call."""
+
+    def __set__(self, codebook: object, value: object) -> NoReturn:
+        self._refuse("replaced")
 
 
 _LEARNS = "forward of the quantizer does it, by the quantizer's options"
@@ -44,28 +59,29 @@ _LEARNS = "forward of the quantizer does it, by the quantizer's options"
 class MethodsOfReference:
     """The methods by which the reference's codebook computes, none of which can be called.
 
-    They are methods that raise, not a ``__getattr__``, which would slow down every look-up of a buffer.
+    They are methods that raise, not a ``__getattr__``, which would slow down every look-up of a buffer. Frameworks
+    wrap the ``forward`` of all modules, so that one may be replaced.
     """
 
-    forward = _not_called(
+    forward = _NotCalled(
         "forward", "call the quantizer; distances to the codes are torch.cdist(x, vq.codebook)"
     )
-    expire_codes_ = _not_called("expire_codes_", "use expire_codes_ of the quantizer")
-    update_ema_indices = _not_called(
+    expire_codes_ = _NotReplaced("expire_codes_", "use expire_codes_ of the quantizer")
+    update_ema_indices = _NotReplaced(
         "update_ema_indices", "use update_ema_indices of the quantizer"
     )
-    init_embed_ = _not_called(
+    init_embed_ = _NotReplaced(
         "init_embed_", "forward runs k-means until initted is True; vq.codebook = codes sets codes"
     )
-    replace = _not_called("replace", "use expire_codes_ of the quantizer, or vq.codebook = codes")
-    update_codebook = _not_called("update_codebook", _LEARNS)
-    update_indices = _not_called("update_indices", _LEARNS)
-    update_with_decay = _not_called("update_with_decay", _LEARNS)
-    track_cluster_size_and_embed_avg = _not_called("track_cluster_size_and_embed_avg", _LEARNS)
-    transform_input = _not_called(
+    replace = _NotReplaced("replace", "use expire_codes_ of the quantizer, or vq.codebook = codes")
+    update_codebook = _NotReplaced("update_codebook", _LEARNS)
+    update_indices = _NotReplaced("update_indices", _LEARNS)
+    update_with_decay = _NotReplaced("update_with_decay", _LEARNS)
+    track_cluster_size_and_embed_avg = _NotReplaced("track_cluster_size_and_embed_avg", _LEARNS)
+    transform_input = _NotReplaced(
         "transform_input", "for cosine codes it is torch.nn.functional.normalize(x, dim=-1)"
     )
-    gumbel_sample = _not_called(
+    gumbel_sample = _NotReplaced(
         "gumbel_sample",
         "options of the quantizer are stochastic_sample_codes and sample_codebook_temp",
     )

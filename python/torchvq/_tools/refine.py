@@ -53,8 +53,8 @@ def refine(
     Args:
         module: a ``ResidualVQ`` or ``GroupedResidualVQ`` with euclidean codebooks that are set. Training or evaluation
             makes no difference.
-        tokens: in the layout of the module's input, any floating dtype; as many as codes at least, and better
-            hundreds per code. Tokens that are not finite are left out. They are projected by ``project_in``, and
+        tokens: in the layout of the module's input, any floating dtype but float8; as many as codes at least, and
+            better hundreds per code. Tokens that are not finite are left out. They are projected by ``project_in``, and
             compared in float32.
         mask: bool, one per position, True for real tokens, as in ``forward``. Default: all.
         iterations: most refits, at least 0; each searches all tokens once or twice. Default: 10.

@@ -174,6 +174,9 @@ def _report(found: Found, compat: bool | None) -> tuple[nn.Module, bool]:
     if not all(value for name, value in ours.state_dict().items() if name.endswith("initted")):
         print("  not compared: k-means has not set the codes yet")
         return ours, True
+    if any(value for name, value in ours.state_dict().items() if name.endswith("_needs_init")):
+        print("  not compared: no step has set the statistics of affine_param yet")
+        return ours, True
     try:
         agrees = agreement(found, ours)
     except NotCompared as error:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import torchvq
+from torchvq._base.wide_buffers import HALF
 
 REFERENCE = "vector_quantize_pytorch"
 _TOKENS = 512
@@ -252,14 +253,13 @@ def agreement(found: Found, ours: nn.Module) -> Agreement:
         NotCompared: when the reference fails.
     """
     options = found.with_defaults()
-    # The file may have set another default dtype or device, and have its model on one.
     generator = torch.Generator("cpu").manual_seed(0)
-    x = torch.randn(_shape_of(options), generator=generator, dtype=torch.float32, device="cpu")
     keywords = (
         {"deterministic": True, "return_indices": True} if found.name == "BinaryMapper" else {}
     )
-    twins = [copy.deepcopy(module).float().cpu().eval() for module in (found.module, ours)]
-    with torch.no_grad():
+    with torch.no_grad(), _float32_on_cpu():
+        x = torch.randn(_shape_of(options), generator=generator)
+        twins = [_twin_of(found), copy.deepcopy(ours).float().cpu().eval()]
         try:
             results = [twins[0](x, **keywords)]
         except Exception as error:
@@ -270,7 +270,13 @@ def agreement(found: Found, ours: nn.Module) -> Agreement:
         return Agreement(equal.numel(), int(equal.sum()), None)
     (theirs, their_indices), (output, indices) = (_parts(result) for result in results)
     difference = (theirs - output).abs().max().item()
-    if their_indices is None or indices is None:
+    if isinstance(
+        their_indices, list | tuple
+    ):  # scales, whose tokens have no position of their own in the output
+        pairs = zip(their_indices, indices, strict=True)
+        equal = torch.cat([(a == b).flatten() for a, b in pairs])
+        return Agreement(equal.numel(), int(equal.sum()), difference)
+    if their_indices is None:
         return Agreement(0, 0, difference)
     if options.get("is_channel_first"):
         # The reference puts the levels on the axis of the features.
@@ -285,9 +291,39 @@ def agreement(found: Found, ours: nn.Module) -> Agreement:
     return Agreement(equal.numel(), int(equal.sum()), difference)
 
 
-def _parts(result: Any) -> tuple[Tensor, Tensor | None]:
+def _twin_of(found: Found) -> nn.Module:
+    """A copy of the reference's module that computes in float32, and whose state evaluation leaves alone."""
+    twin = copy.deepcopy(found.module).float().cpu().eval()
+    stored = found.module.state_dict()
+    half = {name for name, b in found.module.named_buffers() if b.dtype in HALF} - set(stored)
+    if half:
+        # Half precision rounds constants, too, which no cast brings back.
+        fresh = getattr(_reference(), found.name)(**copy.deepcopy(found.options))
+        for name in half:
+            twin.get_buffer(name).copy_(fresh.get_buffer(name))
+    for module in twin.modules():
+        if getattr(module, "affine_param", False):
+            # The reference's statistics move in evaluation.
+            module.affine_param_batch_decay = module.affine_param_codebook_decay = 1.0  # type: ignore[assignment]
+    return twin
+
+
+@contextmanager
+def _float32_on_cpu() -> Iterator[None]:
+    """What is made in it is float32 on the CPU: the file may have set another default dtype or device."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _parts(result: Any) -> tuple[Tensor, Any]:
+    """The output, and the indices: a tensor, a list of one for each scale, or None."""
     indices = result[1]
-    return result[0], indices if isinstance(indices, Tensor) else None
+    return result[0], indices if isinstance(indices, Tensor | list | tuple) else None
 
 
 def _own_dim(options: Mapping[str, Any]) -> int:

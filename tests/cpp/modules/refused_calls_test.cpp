@@ -435,6 +435,19 @@ TEST(RefusedCallsTest, LogitsOfOtherDtypesDrawNothing) {
   }
 }
 
+TEST(RefusedCallsTest, TokensInEightBitsLeaveNoTrace) {
+  const auto x = normal({2, 6, kDim}).to(torch::kFloat8_e4m3fn);
+  const auto refuse = [&](auto module, const std::string& owner) {
+    leaves_no_trace<c10::TypeError>(
+        module, [&] { module(x); },
+        owner + ": expected x to be float16, bfloat16, float32 or float64, but got");
+  };
+  for (const auto& way : ways_to_learn()) {
+    refuse(VectorQuantize(way), "VectorQuantize");
+    refuse(ResidualVQ(stack(way)), "ResidualVQ");
+  }
+}
+
 TEST(RefusedCallsTest, AMaskOnAnotherDeviceDrawsNothing) {
   BinaryMapper module(BinaryMapperOptions(6));
   const auto mask = torch::ones({2, 8}, torch::dtype(torch::kBool).device(torch::kMeta));
