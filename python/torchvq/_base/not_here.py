@@ -1,6 +1,7 @@
 """Names of ``vector_quantize_pytorch`` that torchvq does not have: errors that say so, in place of Python's own."""
 
 import sys
+from types import MethodType
 from typing import Any, NoReturn
 
 _PAGE = 'docs/migrating.md, "Where names are"'
@@ -37,7 +38,7 @@ class _NotCalled:
             self._refuse("called")
 
         method.__name__ = self.name
-        return method
+        return method if codebook is None else MethodType(method, codebook)
 
     def _refuse(self, how: str) -> NoReturn:
         raise NotImplementedError(
