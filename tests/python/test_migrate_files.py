@@ -219,3 +219,14 @@ def test_tokens_of_scales_are_compared(tmp_path: Path, capsys) -> None:
     status, said, _ = run(capsys, tmp_path / "model.py")
     number = re.search(r"([0-9]+) of ([0-9]+) tokens equal", said)
     assert status == 0 and number and int(number[1]) == int(number[2]) > 0, said
+
+
+def test_levels_below_the_precision_of_the_output_may_differ(tmp_path: Path, capsys) -> None:
+    (tmp_path / "model.py").write_text(
+        "import torch\nfrom vector_quantize_pytorch import ResidualFSQ\ntorch.manual_seed(0)\n"
+        "model = ResidualFSQ(dim=32, levels=[8, 5, 5, 5], num_quantizers=8)\n"
+    )
+    status, said, _ = run(capsys, tmp_path / "model.py")
+    assert status == 0 and "of 4096 tokens equal" in said, said
+    assert _convert.Agreement(4, 4, 0.0).holds and not _convert.Agreement(4, 3, 0.0).holds
+    assert not _convert.Agreement(4, 3, 1.0, alike=True).holds
