@@ -34,10 +34,16 @@ inline void check_floating(const char* op, const char* name, const at::Tensor& t
   check_defined(op, name, tensor);
   TORCH_CHECK_TYPE(at::isFloatingType(tensor.scalar_type()), op, ": expected ", name,
                    " to be floating point, but got ", tensor.scalar_type());
-  // float8 is for storage; torch computes nothing in it either.
-  TORCH_CHECK_TYPE(tensor.element_size() > 1, op, ": expected ", name,
-                   " to be float16, bfloat16, float32 or float64, but got ", tensor.scalar_type());
   check_strided(op, name, tensor);
+}
+
+/// For the inputs of modules, of which some compute by operators of torch: it has none in float8.
+inline void check_input_floating(const char* op, const char* name, const at::Tensor& tensor) {
+  check_floating(op, name, tensor);
+  const auto dtype = tensor.scalar_type();
+  TORCH_CHECK_TYPE(
+      dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16,
+      op, ": expected ", name, " to be float16, bfloat16, float32 or float64, but got ", dtype);
 }
 
 inline void check_dtype(const char* op, const char* name, const at::Tensor& tensor,

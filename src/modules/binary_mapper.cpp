@@ -83,7 +83,7 @@ torch::Tensor BinaryMapperImpl::log_prob(const torch::Tensor& logits,
 }
 
 void BinaryMapperImpl::check_logits(const torch::Tensor& logits) const {
-  detail::check_floating("BinaryMapper", "logits", logits);
+  detail::check_input_floating("BinaryMapper", "logits", logits);
   TORCH_CHECK_VALUE(logits.dim() >= 1 && logits.size(-1) == options.bits(),
                     "BinaryMapper: expected logits to have shape (*, ", options.bits(),
                     "), but got ", logits.sizes());

@@ -34,7 +34,7 @@ F::TokenLayout token_layout(const VectorQuantizeOptions& options) {
 }
 
 void Layout::check_input(const at::Tensor& x, const char* name) const {
-  check_floating(owner.c_str(), name, x);
+  check_input_floating(owner.c_str(), name, x);
   const auto* shape = map_rank == 5   ? "(B, dim, T, H, W)"
                       : map_rank == 4 ? "(B, dim, H, W)"
                                       : "(B, *, dim)";

@@ -315,7 +315,7 @@ void VectorQuantizeImpl::expire_codes_(const torch::Tensor& x) {
   if (!replaces_codes(*codebook_state)) return;
   at::NoGradGuard no_grad;
   // Before ranks exchange anything, and before the codes that were replaced count anew.
-  detail::check_floating("VectorQuantize", "x", x);
+  detail::check_input_floating("VectorQuantize", "x", x);
   const auto width = options.heads() * codebook_state->embed.size(2);
   TORCH_CHECK_VALUE(x.dim() == 3 && x.size(2) == width,
                     "VectorQuantize: expected x to be of shape (B, N, ", width, "), but got shape ",
