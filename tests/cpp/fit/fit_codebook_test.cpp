@@ -105,7 +105,7 @@ TEST(FitCodebookTest, CosineMakesNoCodesOfZeroVectors) {
 }
 
 TEST(FitCodebookTest, EveryClusterGetsACode) {
-  const auto x = normal({32, 16}).mul(5).repeat({64, 1}) + normal({32 * 64, 16}, 2).mul(0.1);
+  const auto x = normal({32, 16}).mul(5).repeat({64, 1}) + normal({2048, 16}, 2).mul(0.1);
   EXPECT_LT(fit_codebook(blocks_of(x), options_of(32)).evaluation.error.mse(), 0.011);
 }
 
