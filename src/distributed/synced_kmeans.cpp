@@ -5,7 +5,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/ones_like.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/stack.h>
 #include <torch/library.h>
@@ -96,12 +95,13 @@ Sample gather_sample(const Group& group, const std::vector<detail::Points>& own,
 
 at::Tensor count_tokens(const std::vector<detail::Points>& own, const at::Tensor& codebook,
                         bool unit) {
-  auto counts = own[0].keys.new_zeros({codebook.size(0), codebook.size(1)});
+  auto counts =
+      codebook.new_zeros({codebook.size(0), codebook.size(1)}, codebook.options().dtype(at::kLong));
   for (size_t head = 0; head < own.size(); ++head) {
     if (own[head].rows.size(0) == 0) continue;
     const auto at_head = static_cast<int64_t>(head);
-    const auto indices = detail::assign(own[head].rows, codebook.select(0, at_head), unit).first;
-    counts.select(0, at_head).scatter_add_(0, indices, at::ones_like(indices));
+    counts.select(0, at_head)
+        .copy_(detail::count_points(own[head], codebook.select(0, at_head), unit));
   }
   return counts;
 }
@@ -122,7 +122,6 @@ Result synced_kmeans_any(const at::Tensor& x, int64_t codebook_size, const at::T
   const auto sample = gather_sample(group, own, detail::sample_size(codebook_size));
   const auto dtype = detail::compute_dtype(x);
   auto codebook = x.new_zeros({x.size(0), codebook_size, x.size(2)}, x.options().dtype(dtype));
-  auto counts = rng.new_zeros({x.size(0), codebook_size});
   for (int64_t head = 0; head < x.size(0); ++head) {
     const auto& points = sample.heads[static_cast<size_t>(head)];
     if (points.rows.size(0) == 0) continue;
@@ -133,15 +132,11 @@ Result synced_kmeans_any(const at::Tensor& x, int64_t codebook_size, const at::T
                                  stride, sync);
       };
     }
-    const auto clusters = detail::cluster(points, codebook_size, rng, iterations, unit,
-                                          detail::kStride, on_all_tokens);
-    codebook.select(0, head).copy_(clusters.codes);
-    counts.select(0, head).copy_(clusters.counts);
+    codebook.select(0, head).copy_(detail::cluster(points, codebook_size, rng, iterations, unit,
+                                                   detail::kStride, on_all_tokens));
   }
-  if (sample.full) {
-    counts = count_tokens(own, codebook, unit);
-    group.sum_(counts, "the counts of k-means");
-  }
+  const auto counts = count_tokens(sample.full ? own : sample.heads, codebook, unit);
+  if (sample.full) group.sum_(counts, "the counts of k-means");
   return {codebook, counts};
 }
 

@@ -215,8 +215,7 @@ class Fitter {
       const auto points = detail::usable_points(sample, {}, rng(1), unit);
       if (points.rows.size(0) > 0) {
         codebook = detail::cluster(points, options_.codebook_size, rng(1), kSampleIterations, unit,
-                                   kSampleStride)
-                       .codes;
+                                   kSampleStride);
       }
     }
     group_.broadcast_(codebook, "the first codebook");

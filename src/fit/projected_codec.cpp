@@ -9,7 +9,6 @@
 #include <torchvq/ops/lookup_codes.h>
 #include <torchvq/ops/nearest_code.h>
 
-#include "detail/metric.h"
 #include "fit/evaluate_blocks.h"
 #include "functional/read_block.h"
 

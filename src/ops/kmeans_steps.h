@@ -18,11 +18,6 @@ struct Points {
   at::Tensor keys;  // (M,), int64, ascending
 };
 
-struct Clusters {
-  at::Tensor codes;   // (K, D)
-  at::Tensor counts;  // (K,), int64
-};
-
 /// x is (N, D), mask (N,).
 Points usable_points(const at::Tensor& x, const std::optional<at::Tensor>& mask,
                      const at::Tensor& rng, bool unit);
@@ -82,12 +77,14 @@ using LloydStep = std::function<at::Tensor(const at::Tensor&, double, int64_t)>;
 /// (docs/design/statistics.md). The last step goes to the mean itself.
 constexpr double kStride = 1.7;
 
-/// Seeding, Lloyd iterations, and the final counts of the codes. `points` is not empty.
-/// `late_step` replaces the iterations over all points, for callers whose `points` are
-/// only a sample of their data.
-Clusters cluster(const Points& points, int64_t codebook_size, const at::Tensor& rng,
-                 int64_t iterations, bool unit, double stride = kStride,
-                 const LloydStep& late_step = {});
+/// Seeding and Lloyd iterations: codes (K, D). `points` is not empty. `late_step` replaces the
+/// iterations over all points, for callers whose `points` are only a sample of their data.
+at::Tensor cluster(const Points& points, int64_t codebook_size, const at::Tensor& rng,
+                   int64_t iterations, bool unit, double stride = kStride,
+                   const LloydStep& late_step = {});
+
+/// The number of points of each code, (K,), int64.
+at::Tensor count_points(const Points& points, const at::Tensor& codes, bool unit);
 
 /// Moves `codes` (K, D) towards the means of their points, from counts (1, K), sums (W, 1, K, D)
 /// and exponents (1, K). Codes without points do not move.

@@ -22,9 +22,9 @@ std::tuple<at::Tensor, at::Tensor> kmeans(const at::Tensor& x, int64_t codebook_
     if (mask.has_value() && mask->dim() == 2) head_mask = mask->select(0, head);
     const auto points = detail::usable_points(x.select(0, head), head_mask, rng, unit);
     if (points.rows.size(0) == 0) continue;
-    const auto clusters = detail::cluster(points, codebook_size, rng, iterations, unit);
-    codebook.select(0, head).copy_(clusters.codes);
-    counts.select(0, head).copy_(clusters.counts);
+    const auto codes = detail::cluster(points, codebook_size, rng, iterations, unit);
+    codebook.select(0, head).copy_(codes);
+    counts.select(0, head).copy_(detail::count_points(points, codes, unit));
   }
   return {codebook, counts};
 }

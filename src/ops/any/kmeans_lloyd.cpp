@@ -123,8 +123,8 @@ std::pair<at::Tensor, at::Tensor> assign(const at::Tensor& rows, const at::Tenso
   return {nearest.indices[0], nearest.distances[0]};
 }
 
-Clusters cluster(const Points& points, int64_t codebook_size, const at::Tensor& rng,
-                 int64_t iterations, bool unit, double stride, const LloydStep& late_step) {
+at::Tensor cluster(const Points& points, int64_t codebook_size, const at::Tensor& rng,
+                   int64_t iterations, bool unit, double stride, const LloydStep& late_step) {
   const int64_t seeding = std::max(kMinSeedingPoints, codebook_size * kSeedingPointsPerCode);
   const auto sample = distinct_points(points, seeding);
   const int64_t distinct = sample.rows.size(0);
@@ -142,10 +142,12 @@ Clusters cluster(const Points& points, int64_t codebook_size, const at::Tensor& 
                                   : lloyd_step(used, codes, rng, i, unit, length);
     }
   }
+  return codes;
+}
+
+at::Tensor count_points(const Points& points, const at::Tensor& codes, bool unit) {
   const auto indices = assign_indices(points.rows, codes, unit);
-  const auto counts =
-      indices.new_zeros({codebook_size}).scatter_add_(0, indices, at::ones_like(indices));
-  return {codes, counts};
+  return indices.new_zeros({codes.size(0)}).scatter_add_(0, indices, at::ones_like(indices));
 }
 
 }  // namespace torchvq::detail
