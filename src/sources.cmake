@@ -92,6 +92,7 @@ set(TORCHVQ_SOURCES
   functional/rotate_features.cpp
   functional/scales.cpp
   functional/shared_moments.cpp
+  functional/soft_clamp.cpp
   functional/step_tokens.cpp
   functional/token_codes.cpp
   functional/usage.cpp

@@ -5,9 +5,10 @@ small_steps.py and memory.py measure these.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import plain
@@ -149,11 +150,11 @@ def modules(entry: Entry) -> dict[str, nn.Module]:
     return {"torchvq": ours.train(), "plain torch": written.train(), "reference": theirs.train()}
 
 
-def tokens(entry: Entry, count: int) -> Tensor:
-    """(B, L, features), with at least that many tokens."""
+def tokens(entry: Entry, count: int, batch: int = 0) -> Tensor:
+    """(B, L, features), with at least that many tokens; each batch has others."""
     length = entry.length if entry.length > 1 else count
     rows = max(1, count // length)
-    generator = torch.Generator().manual_seed(count)
+    generator = torch.Generator().manual_seed(1000 * batch + count)
     x = torch.randn(rows, length, entry.features, generator=generator)
     return x.flatten(0, 1) if entry.flat else x
 
@@ -192,13 +193,18 @@ def nothing_like(entry: Entry, module: nn.Module, x: Tensor) -> nn.Module | None
 
 
 def step_of(
-    entry: Entry, module: Callable[[Tensor], Any], x: Tensor
+    entry: Entry, module: Callable[[Tensor], Any], batches: Sequence[Tensor]
 ) -> Callable[[], tuple[Tensor, Tensor | None]]:
-    """Forward and backward, with a gradient of the output and of the loss. Returns indices and the gradient of x."""
+    """Forward and backward, with a gradient of the output and of the loss, for one batch after the other.
+
+    A step returns the indices and the gradient of its batch.
+    """
     behind: dict[tuple[int, ...], Tensor] = {}
     one = torch.ones(())
+    turns = itertools.cycle(batches)
 
     def step() -> tuple[Tensor, Tensor | None]:
+        x = next(turns)
         leaf = x.detach().requires_grad_()
         output, indices, loss = parts(entry, module(leaf))
         if output is not None and output.requires_grad:

@@ -106,9 +106,9 @@ def _class_peak(entry: every_class.Entry, who: str, tokens: int) -> int:
     import every_class
 
     # The first call loads parts of libraries, which do not count.
-    every_class.step_of(entry, every_class.modules(entry)[who], every_class.tokens(entry, 16))()
+    every_class.step_of(entry, every_class.modules(entry)[who], [every_class.tokens(entry, 16)])()
     module, x = every_class.modules(entry)[who], every_class.tokens(entry, tokens)
-    return peak_over_now(every_class.step_of(entry, module, x))
+    return peak_over_now(every_class.step_of(entry, module, [x]))
 
 
 def _forked(measure: Callable[[], int]) -> int:

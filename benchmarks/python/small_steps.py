@@ -21,6 +21,8 @@ COMPILED = "compiled plain"
 EMPTY = "empty step"
 # Classes made of others are compiled for one size only, because compiling takes most of the time.
 COMPOSED = ("GroupedResidualVQ", "GroupedResidualFSQ", "GroupedResidualLFQ", "EvoLFQ", "Sequential")
+# Steps take these in turn. On one batch alone all codes move to its tokens, and the search finds nothing but near ties.
+BATCHES = 64
 # Tokens of the comparison, enough for losses that depend on moments.
 CHECKED = 64
 # Allowed fraction of different indices: in stacks, the rounding of residuals decides near ties.
@@ -64,7 +66,7 @@ def _checked(entry: Entry) -> dict[str, float]:
     modules = every_class.modules(entry)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = {n: every_class.step_of(entry, m, x)()[0].flatten() for n, m in modules.items()}
+        found = {n: every_class.step_of(entry, m, [x])()[0].flatten() for n, m in modules.items()}
     if entry.draws:
         return {}
     # Finer scales quantize the residual of codes that the contenders move differently.
@@ -79,11 +81,11 @@ def _checked(entry: Entry) -> dict[str, float]:
 
 
 def _steps(entry: Entry, count: int, compiled: bool) -> dict[str, Callable[[], object]]:
-    x = every_class.tokens(entry, count)
+    batches = [every_class.tokens(entry, count, batch) for batch in range(BATCHES)]
     modules: dict[str, Any] = every_class.modules(entry)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        nothing = every_class.nothing_like(entry, modules[OURS], x)
+        nothing = every_class.nothing_like(entry, modules[OURS], batches[0])
     if nothing is not None:
         modules[EMPTY] = nothing
     if compiled:
@@ -91,13 +93,13 @@ def _steps(entry: Entry, count: int, compiled: bool) -> dict[str, Callable[[], o
         written = every_class.modules(entry)["plain torch"]
         modules[COMPILED] = torch.compile(written, dynamic=False, fullgraph=True)
     steps = {
-        name: _quiet(every_class.step_of(entry, module, x))
+        name: _quiet(every_class.step_of(entry, module, batches))
         for name, module in modules.items()
         if name != COMPILED
     }
     if compiled:
         try:
-            steps[COMPILED] = _quiet(every_class.step_of(entry, modules[COMPILED], x))
+            steps[COMPILED] = _quiet(every_class.step_of(entry, modules[COMPILED], batches))
         except InductorError:
             # torch 2.13 fails to compile the plain form of HierarchicalVQ.
             print(

@@ -86,7 +86,8 @@ at::Tensor split_heads(const at::Tensor& tokens, int64_t heads, bool separate) {
   TORCH_CHECK_VALUE(dim * heads == tokens.sym_size(2),
                     "split_heads: expected the feature size to be a multiple of ", heads,
                     " heads, but got shape ", tokens.sym_sizes());
-  if (!separate) {
+  // With one head both orders are the same, and a transposition more is a node more in the graph.
+  if (!separate || heads == 1) {
     return tokens.reshape_symint({1, rows * heads, dim});
   }
   return tokens.reshape_symint({rows, heads, dim}).transpose(0, 1);

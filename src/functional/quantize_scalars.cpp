@@ -103,15 +103,6 @@ QuantizeScalarsOutput finite_scalar_quantize(const at::Tensor& x, at::IntArrayRe
           unpack_positions(indices, x.sym_sizes(), channel_first)};
 }
 
-at::Tensor soft_clamp(const at::Tensor& x, const at::Tensor& limit) {
-  detail::check_floating("soft_clamp", "x", x);
-  detail::check_floating("soft_clamp", "limit", limit);
-  const auto bound = limit.to(x.scalar_type());
-  // tanh would map infinity to the bound; adding x - x turns values that are not finite into NaN.
-  const auto fixed = x.detach();
-  return x.div(bound).tanh().mul(bound).add(fixed.sub(fixed));
-}
-
 at::Tensor decode_scalars(const at::Tensor& indices, at::IntArrayRef levels, bool symmetric,
                           const std::optional<at::Tensor>& rotation,
                           const std::optional<at::Tensor>& scale, at::ScalarType dtype) {

@@ -356,8 +356,8 @@ def test_classes_written_plainly_find_the_same_tokens_in_one_graph(
     modules = every_class.modules(entry)
     # No generated code; fullgraph raises at a graph break.
     compiled = torch.compile(modules["plain torch"], backend="aot_eager", fullgraph=True)
-    found = every_class.step_of(entry, compiled, x)()[0].flatten()
-    ours = every_class.step_of(entry, modules["torchvq"], x)()[0].flatten()
+    found = every_class.step_of(entry, compiled, [x])()[0].flatten()
+    ours = every_class.step_of(entry, modules["torchvq"], [x])()[0].flatten()
     if entry.draws:
         return
     assert len(found) == len(ours)

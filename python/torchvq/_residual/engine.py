@@ -42,11 +42,12 @@ def walk(
     # Contiguous, whatever the strides of the inputs: users call view() on the output.
     total = torch.zeros_like(inputs, memory_format=torch.contiguous_format)
     levels_found: list[LevelT] = []
+    records = records_results()
     for index in range(levels):
         level, (codes, output) = choose(index, residual, total)
         # Nothing else holds the sum; adding in place keeps it in the cache. Under vmap an ensemble has codes of each
         # member, which do not fit into the sum of an input that all members share.
-        keeps = codes.requires_grad or records_results() or is_mapped(codes)
+        keeps = codes.requires_grad or records or is_mapped(codes)
         total = total + codes if keeps else total.add_(codes)
         residual = residual - output
         levels_found.append(level)

@@ -1,0 +1,110 @@
+#include <optional>
+
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/tanh_backward.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torchvq/functional/quantize_scalars.h>
+
+#include "detail/checks.h"
+#include "detail/readable.h"
+
+namespace torchvq::functional {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr int64_t kElementsPerTask = 16384;
+
+/// limit * tanh(x / limit) as operators of torch. tanh would map infinity to the limit; adding
+/// x - x turns values that are not finite into NaN.
+at::Tensor by_operators(const at::Tensor& x, const at::Tensor& limit) {
+  const auto fixed = x.detach();
+  return x.div(limit).tanh().mul(limit).add(fixed.sub(fixed));
+}
+
+/// Whether the passes below give the result: they have the bits of `by_operators`, and one node in
+/// a graph and two tensors in memory where that has four and five.
+bool in_few_passes(const at::Tensor& x, const at::Tensor& limit) {
+  const auto dtype = x.scalar_type();
+  return (dtype == at::kFloat || dtype == at::kDouble) && detail::is_readable(x) &&
+         x.is_contiguous() && detail::is_plain(limit) && limit.dim() <= 1 && x.dim() >= 1 &&
+         (limit.numel() == 1 || limit.numel() == x.size(-1)) && x.numel() > 0 &&
+         !x._fw_grad(/*level=*/0).defined();
+}
+
+/// Calls function(element, limit of its feature) for every element.
+template <typename T, typename Function>
+void for_each(const at::Tensor& x, const at::Tensor& limit, Function function) {
+  const auto* limits = limit.const_data_ptr<T>();
+  const int64_t features = x.size(-1), step = limit.numel() == 1 ? 0 : 1;
+  at::parallel_for(0, x.numel() / features, 1 + kElementsPerTask / features,
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t row = begin; row < end; ++row) {
+                       for (int64_t f = 0; f < features; ++f)
+                         function(row * features + f, limits[f * step]);
+                     }
+                   });
+}
+
+/// tanh(x / limit).
+at::Tensor bounded(const at::Tensor& x, const at::Tensor& limit) {
+  auto result = at::empty_like(x);
+  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "soft_clamp", [&] {
+    const auto* from = x.const_data_ptr<scalar_t>();
+    auto* to = result.mutable_data_ptr<scalar_t>();
+    for_each<scalar_t>(x, limit, [&](int64_t at, scalar_t own) { to[at] = from[at] / own; });
+  });
+  return result.tanh_();
+}
+
+/// The result, from `bounded`.
+at::Tensor clamped(const at::Tensor& x, const at::Tensor& limit, const at::Tensor& bounded) {
+  auto result = at::empty_like(x);
+  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "soft_clamp", [&] {
+    const auto *from = x.const_data_ptr<scalar_t>(), *within = bounded.const_data_ptr<scalar_t>();
+    auto* to = result.mutable_data_ptr<scalar_t>();
+    for_each<scalar_t>(x, limit, [&](int64_t at, scalar_t own) {
+      to[at] = within[at] * own + (from[at] - from[at]);
+    });
+  });
+  return result;
+}
+
+struct SoftClamp : torch::autograd::Function<SoftClamp> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& limit) {
+    ctx->set_materialize_grads(false);
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const auto within = bounded(x, limit);
+    ctx->save_for_backward({x, limit, within});
+    return clamped(x, limit, within);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::Tensor none;
+    if (!grads[0].defined()) return {none, none};
+    const auto saved = ctx->get_saved_variables();
+    const auto &x = saved[0], &limit = saved[1];
+    // A second derivative needs the function of x.
+    const auto within = at::GradMode::is_enabled() ? x.div(limit).tanh() : saved[2];
+    return {at::tanh_backward(grads[0].mul(limit), within).div(limit), none};
+  }
+};
+
+}  // namespace
+
+at::Tensor soft_clamp(const at::Tensor& x, const at::Tensor& limit_) {
+  detail::check_floating("soft_clamp", "x", x);
+  detail::check_floating("soft_clamp", "limit", limit_);
+  const auto limit = limit_.to(x.scalar_type());
+  if (!in_few_passes(x, limit)) return by_operators(x, limit);
+  if (detail::needs_gradient(x)) return SoftClamp::apply(x, limit);
+  return clamped(x, limit, bounded(x, limit));
+}
+
+}  // namespace torchvq::functional
