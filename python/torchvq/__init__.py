@@ -1,5 +1,8 @@
 """torchvq: vector quantization for neural tokenizers."""
 
+# Importing the reference makes its modules attributes of it; those of classes come with the classes below.
+from torchvq import utils as utils
+from torchvq import vector_quantize_pytorch as vector_quantize_pytorch
 from torchvq._codebook.collapse import CollapseLimits, CollapseWarning
 from torchvq._codebook.stats import CodebookStats
 from torchvq._library import cmake_prefix_path

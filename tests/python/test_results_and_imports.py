@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import vector_quantize_pytorch as reference
 from torch import Tensor
 
 import torchvq
@@ -42,6 +46,14 @@ def test_a_saved_result_loads_by_default(name: str, tmp_path: Path) -> None:
     expected, found = _tensors(result), _tensors(loaded)
     assert len(expected) >= 2
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_modules_are_attributes_of_the_package() -> None:
+    """As in the reference: `torchvq.vector_quantize_pytorch.VectorQuantize` after `import torchvq` alone."""
+    modules = [name for name, held in vars(reference).items() if isinstance(held, ModuleType)]
+    assert "vector_quantize_pytorch" in modules
+    code = f"import torchvq; [getattr(torchvq, name) for name in {modules}]"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,91 @@ def test_tables_may_be_set_to_what_they_are(name: str) -> None:
             setattr(module, table, other)
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_tables_may_be_set_to_those_of_the_reference(symmetric: bool) -> None:
+    """Whose formulas round differently, as do those of loaders."""
+    module = torchvq.FSQ(LEVELS, preserve_symmetry=symmetric)
+    codes = module.implicit_codebook
+    theirs = reference.FSQ(LEVELS, preserve_symmetry=symmetric).implicit_codebook
+    for same in (theirs, theirs.double(), theirs.bfloat16()):
+        module.implicit_codebook = same
+    for distance in (0.05, float("nan")):
+        with pytest.raises(
+            ValueError, match="FSQ: expected implicit_codebook to be the codes that"
+        ):
+            module.implicit_codebook = theirs + distance
+    assert torch.equal(module.implicit_codebook, codes)
+
+
+def repair(stack: Any, dtype: torch.dtype) -> None:
+    """What a loader of models does that built them on the meta device; every formula is its own."""
+    levels = torch.tensor(stack.levels)
+    stack.scales = torch.stack([levels.float() ** -i for i in range(stack.num_quantizers)])
+    stack.soft_clamp_input_value = 1 + 1 / (levels.to(dtype) - 1)
+    for fsq in stack.layers:
+        fsq._levels, fsq._basis = levels.int(), torch.tensor([1, 8, 40], dtype=torch.int32)
+        found = fsq.indices_to_level_indices(torch.arange(fsq.codebook_size)).to(dtype)
+        fsq.implicit_codebook = found * (2 / (levels.to(dtype) - 1)) - 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_loader_that_rewrites_what_a_residual_stack_derives(dtype: torch.dtype) -> None:
+    options = dict(levels=LEVELS, dim=3, num_quantizers=2)
+    ours, theirs = torchvq.ResidualFSQ(**options).eval(), reference.ResidualFSQ(**options).eval()
+    for stack in (ours, theirs):
+        repair(stack, dtype)
+    x = torch.randn(1, 200, 3)
+    expected = theirs(x)[1]
+    assert torch.equal(ours(x)[1], expected)
+    # A move restores what was only rounded.
+    plain = torchvq.ResidualFSQ(**options).eval()(x)[1]
+    assert torch.equal(ours.double().float()(x)[1], plain)
+
+
+REWRITES: dict[str, Any] = {
+    "clamp": lambda stack: setattr(stack, "soft_clamp_input_value", torch.full((3,), 3.0)),
+    "clamp in place": lambda stack: stack.soft_clamp_input_value.fill_(3.0),
+    "no clamp": lambda stack: setattr(stack, "soft_clamp_input_value", None),
+    "scales": lambda stack: setattr(stack, "scales", stack.scales / 2),
+    "scales in place": lambda stack: stack.scales.div_(2),
+}
+MOVES: dict[str, Any] = {
+    "cast": lambda module: module.double().float(),
+    "half": lambda module: module.half().float(),
+    "load": lambda module: module.load_state_dict(module.state_dict()),
+    "assign": lambda module: module.load_state_dict(module.state_dict(), assign=True),
+    "evaluation": lambda module: module.train().eval(),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("rewrite", REWRITES)
+def test_a_residual_stack_keeps_what_users_write_into_its_buffers(rewrite: str, move: str) -> None:
+    """Through a move to another dtype or device, and through a load, which has no entries for them."""
+    options = dict(levels=LEVELS, dim=3, num_quantizers=2)
+    ours, theirs = torchvq.ResidualFSQ(**options).eval(), reference.ResidualFSQ(**options).eval()
+    x = 2 * torch.randn(1, 200, 3)
+    before = ours(x)[1]
+    for stack in (ours, theirs):
+        REWRITES[rewrite](stack)
+    if rewrite == "no clamp":  # without one the reference's forward fails
+        theirs.soft_clamp_input_value = torch.tensor(1e6)
+    expected = theirs(x)[1]
+    assert not torch.equal(before, expected)
+    MOVES[move](ours)
+    assert torch.equal(ours(x)[1], expected)
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_fixed_values_of_latent_quantize_keep_what_users_write(move: str) -> None:
+    module = torchvq.LatentQuantize(LEVELS, dim=3, optimize_values=False)
+    values = module.values_per_latent
+    values[1].mul_(0.5)
+    expected = [own.clone() for own in values]
+    MOVES[move](module)
+    assert all(torch.equal(own, other) for own, other in zip(values, expected, strict=True))
+
+
 def test_levels_of_fsq_are_buffers() -> None:
     """In stacks, too, whose levels have no other tensor."""
     theirs = reference.FSQ(LEVELS)
