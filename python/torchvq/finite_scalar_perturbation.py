@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchvq._base.compat import as_returned, vqp_compat_of
+from torchvq._base.compat import as_returned, levels_as_returned, vqp_compat_of
 from torchvq._base.constants import materialise_constants
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
@@ -289,8 +289,12 @@ class FSP(OwnHandle, NoisyModule):
         return self._as_returned(_ops.scalar_indices(whole, self.levels))
 
     def indices_to_level_indices(self, indices: Tensor) -> Tensor:
-        """Indices (*) to levels (*, D); -1 gives -1."""
-        return _ops.scalar_level_indices(as_int64("FSP", indices), self.levels)
+        """Indices (*) to levels (*, D); -1 gives -1.
+
+        int64, or with ``vqp_compat`` int32 for indices whose dtype fits into it.
+        """
+        levels = _ops.scalar_level_indices(as_int64("FSP", indices), self.levels)
+        return levels_as_returned(levels, indices, self.vqp_compat)
 
     def indices_to_act_value(self, indices: Tensor) -> Tensor:
         """Indices (*) to activations (*, D), the centres of the bins."""

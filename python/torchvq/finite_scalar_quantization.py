@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchvq._base.compat import as_returned, vqp_compat_of
+from torchvq._base.compat import as_returned, levels_as_returned, vqp_compat_of
 from torchvq._base.constants import expect_same_codes, materialise_constants, to_default_device
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
@@ -334,8 +334,12 @@ class FSQ(RandomState):
         )
 
     def indices_to_level_indices(self, indices: Tensor) -> Tensor:
-        """The level of each feature (*, D), int64, from 0, for indices (*). IndexError for an index outside."""
-        return self._as_returned(_ops.scalar_level_indices(as_int64("FSQ", indices), self.levels))
+        """The level of each feature (*, D), from 0, for indices (*). IndexError for an index outside.
+
+        int64, or with ``vqp_compat`` int32 for indices whose dtype fits into it.
+        """
+        levels = _ops.scalar_level_indices(as_int64("FSQ", indices), self.levels)
+        return levels_as_returned(levels, indices, self.vqp_compat)
 
     def indices_to_codes(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in its layout; -1 gives zeros.

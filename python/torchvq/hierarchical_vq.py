@@ -370,20 +370,26 @@ class HierarchicalVQ(WideBuffers):
         return self.phi_levels[self._convolutions[level_index]]
 
     def pool_residual(
-        self, t: Tensor, level_shape: Sequence[int], mask: Tensor | None = None
+        self, t: Tensor, level_shape: Sequence[int] | int, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Averages of a map (B, D, *S) over the cells of a grid, (B, D, *shape); and the real cells, (B, *shape)."""
-        shape = list(level_shape)
+        """Averages of a map (B, D, *S) over the cells of a grid, (B, D, *shape); and the real cells, (B, *shape).
+
+        ``level_shape`` may be an entry of ``scales``: a number is the size along all axes.
+        """
+        shape = list(_calls.positions_of(level_shape, self.spatial_dims, "level_shape"))
         tokens = _ops.pool_scale(t, shape, mask=mask)
         pooled = tokens.transpose(1, 2).reshape(*t.shape[:2], *shape)
         if mask is None:
             return pooled, None
         return pooled, _ops.pool_scale_mask(mask, shape).view(t.shape[0], *shape)
 
-    def upsample_to_full(self, q: Tensor, full_shape: Sequence[int], level_index: int) -> Tensor:
-        """The map (B, D, *full_shape) of a grid of codes (B, D, *shape) of a scale."""
+    def upsample_to_full(
+        self, q: Tensor, full_shape: Sequence[int] | int, level_index: int
+    ) -> Tensor:
+        """The map (B, D, *full_shape) of codes (B, D, *shape) of a scale; a number is the size of all axes."""
+        full = _calls.positions_of(full_shape, self.spatial_dims)
         tokens = q.flatten(2).transpose(1, 2).contiguous()
-        return spread(self.choose_phi(level_index), tokens, q.shape[2:], full_shape)
+        return spread(self.choose_phi(level_index), tokens, q.shape[2:], full)
 
     def sample_nested_cutoff(self, device: object = None) -> int | None:
         """The last scale that the next training forward uses; None: all. ``device`` is not needed."""
@@ -404,7 +410,7 @@ class HierarchicalVQ(WideBuffers):
         Args:
             indices: integer (B, *shape) for each scale. -1 gives a zero vector; a scale of only -1 adds nothing.
             full_shape: positions of the input, which the indices do not tell. Default: those of the last scale.
-                With one axis, a number will do.
+                A number is the size along all axes.
             mask: bool (B, *full_shape), the mask of forward; the output of padding is 0.
 
         Returns:

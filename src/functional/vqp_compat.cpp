@@ -111,6 +111,18 @@ at::Tensor vqp_indices(const at::Tensor& indices, int64_t codebook_size) {
   return codebook_size <= most ? indices.to(at::kInt) : indices;
 }
 
+at::Tensor vqp_levels(const at::Tensor& levels, const at::Tensor& indices) {
+  switch (indices.scalar_type()) {
+    case at::kByte:
+    case at::kChar:
+    case at::kShort:
+    case at::kInt:
+      return levels.to(at::kInt);
+    default:
+      return levels;
+  }
+}
+
 }  // namespace torchvq::functional
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {

@@ -163,7 +163,8 @@ torch::Tensor FSPImpl::indices_to_act_value(const torch::Tensor& indices) const 
 }
 
 torch::Tensor FSPImpl::indices_to_level_indices(const torch::Tensor& indices) const {
-  return ops::scalar_level_indices(detail::as_int64("FSP", indices), options.levels());
+  const auto levels = ops::scalar_level_indices(detail::as_int64("FSP", indices), options.levels());
+  return options.vqp_compat() ? F::vqp_levels(levels, indices) : levels;
 }
 
 torch::Tensor FSPImpl::level_indices_to_indices(const torch::Tensor& level_indices) const {

@@ -178,8 +178,8 @@ torch::Tensor FSQImpl::codes_to_indices(const torch::Tensor& zhat) const {
 }
 
 torch::Tensor FSQImpl::indices_to_level_indices(const torch::Tensor& indices) const {
-  return as_returned(*this,
-                     ops::scalar_level_indices(detail::as_int64("FSQ", indices), options.levels()));
+  const auto levels = ops::scalar_level_indices(detail::as_int64("FSQ", indices), options.levels());
+  return options.vqp_compat() ? F::vqp_levels(levels, indices) : levels;
 }
 
 torch::Tensor FSQImpl::indices_to_codes(const torch::Tensor& indices) {

@@ -60,6 +60,23 @@ def topk_breakdown():
     assert shapes == [((2, 12, 2), (12, 1, 2)), ((2, 3, 4, 2), (12, 2))]
 
 
+def topk_gumbel():
+    """The candidates are the nearest codes, as without the option."""
+    options = dict(OPTIONS, straight_through=True, rotation_trick=False)
+    theirs = reference.VectorQuantize(**options).train()
+    x = tokens(2, 6, 8)
+    with pytest.raises(RuntimeError):
+        theirs(x, topk=2)
+    with pytest.warns(UserWarning, match="target size"):
+        assert theirs(x, topk=1)[0].shape == (2, 6, 12, 8)
+    ours = loaded(torchvq.VectorQuantize(**options), theirs).train()
+    codes, indices, loss = ours(x, topk=3)
+    assert codes.shape == (2, 6, 3, 8) and loss.shape == indices.shape == (2, 6, 3)
+    expected = torch.cdist(x, ours.codebook).topk(3, largest=False).indices
+    assert torch.equal(indices, expected)
+    torch.testing.assert_close(codes, ours.codebook[expected])
+
+
 def targets_breakdown():
     counts = []
     for package in BOTH:
@@ -310,6 +327,7 @@ LINE_CHECKS = (
     rfsq_padding,
     cosine_length,
     topk_breakdown,
+    topk_gumbel,
     targets_breakdown,
     orthogonal_mask,
     shared_orthogonal,

@@ -3,8 +3,15 @@
 import inspect
 
 import pytest
+import torch
 
-from .harness import assert_oracle_decides, assert_same_behaviour, assert_same_signature
+from .harness import (
+    assert_oracle_decides,
+    assert_same_behaviour,
+    assert_same_signature,
+    is_reference,
+    is_switched,
+)
 from .table_fsq import CONSTRUCTION, DIFFERENT, FORWARD, SAME, TABLE
 from .test_vector_quantize import errors_of
 
@@ -84,3 +91,15 @@ def test_every_keyword_has_a_row(reference):
     rows = [*SAME, *DIFFERENT]
     used = set(TABLE.defaults).union(*(row.constructor_kwargs() for row in rows))
     assert set(inspect.signature(reference.FSQ.__init__).parameters) - used - {"self"} == set()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8], ids=str)
+def test_dtype_of_levels(dtype, reference, subject):
+    indices = torch.tensor([0, 3, 17], dtype=dtype)
+    theirs, ours = (
+        package.FSQ([8, 5, 5]).indices_to_level_indices(indices) for package in (reference, subject)
+    )
+    assert torch.equal(ours.long(), theirs.long())
+    # Without the switch they are int64, as indices are.
+    kept = is_switched() or is_reference(subject)
+    assert ours.dtype == (theirs.dtype if kept else torch.int64)

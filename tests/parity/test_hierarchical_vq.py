@@ -168,6 +168,25 @@ def test_same_convolution_of_each_scale(convolutions, reference, subject):
         assert theirs == ours
 
 
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_sizes_may_be_one_number_as_in_scales(axes, reference, subject):
+    layout = {1: {}, 2: dict(accept_image_fmap=True), 3: dict(accept_3d_fmap=True)}[axes]
+    torch.manual_seed(0)
+    theirs, ours = (
+        package.HierarchicalVQ(dim=4, codebook_size=5, scales=(2, 3), kmeans_init=False, **layout)
+        for package in (reference, subject)
+    )
+    ours.load_state_dict(theirs.state_dict(), strict=False)
+    x = torch.randn(2, 4, *[3] * axes)
+    results = []
+    for module in (theirs.eval(), ours.eval()):
+        indices = module(x)[1]
+        pooled = [module.pool_residual(x, scale)[0] for scale in module.scales]
+        whole = module.upsample_to_full(x, 5, 0)
+        results.append([*pooled, whole, module.get_output_from_indices(indices, 5)])
+    torch.testing.assert_close(results[1], results[0])
+
+
 def test_same_refusals(reference, subject):
     for bad in (
         dict(scales=(2, 1)),

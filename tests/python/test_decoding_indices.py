@@ -214,9 +214,11 @@ def test_a_mask_of_scales_is_bool(mask: Any) -> None:
         module.get_output_from_indices(module(_x(module))[1], full_shape=4, mask=mask)
 
 
-def test_full_shape_of_two_axes_may_not() -> None:
+def test_full_shape_of_two_axes_may_be_a_number_as_well() -> None:
     options = dict(dim=DIM, codebook_size=CODES, scales=(1, 2), accept_image_fmap=True)
     module = torchvq.HierarchicalVQ(**options).eval()
     indices = module(torch.randn(2, DIM, 4, 4))[1]
+    found = module.get_output_from_indices(indices, full_shape=8)
+    assert torch.equal(found, module.get_output_from_indices(indices, full_shape=(8, 8)))
     with pytest.raises(ValueError, match=r"expected full_shape to be 2 numbers, but got \[8\]"):
-        module.get_output_from_indices(indices, full_shape=8)
+        module.get_output_from_indices(indices, full_shape=[8])

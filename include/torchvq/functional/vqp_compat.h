@@ -72,4 +72,7 @@ TORCHVQ_API std::pair<at::Tensor, at::Tensor> vqp_kmeans(const at::Tensor& x, in
 /// Indices as int32 if the codebook size allows it, otherwise unchanged.
 TORCHVQ_API at::Tensor vqp_indices(const at::Tensor& indices, int64_t codebook_size);
 
+/// Levels of features, int64, as int32 if the dtype of the indices that they come from fits into it; else as they are.
+TORCHVQ_API at::Tensor vqp_levels(const at::Tensor& levels, const at::Tensor& indices);
+
 }  // namespace torchvq::functional

@@ -62,7 +62,7 @@ class TORCHVQ_API FSPImpl : public KeptBuffers<FSPImpl>, public NoisyModule {
   torch::Tensor indices_to_codes(const torch::Tensor& indices, double eps = 1e-6);
   /// The centres of the bins of indices (*): (*, D).
   torch::Tensor indices_to_act_value(const torch::Tensor& indices) const;
-  /// Indices (*) to levels (*, D), and back.
+  /// Indices (*) to levels (*, D), in the dtypes of FSQImpl, and back.
   torch::Tensor indices_to_level_indices(const torch::Tensor& indices) const;
   torch::Tensor level_indices_to_indices(const torch::Tensor& level_indices) const;
 

@@ -85,7 +85,8 @@ class TORCHVQ_API FSQImpl : public KeptBuffers<FSQImpl> {
   /// Indices (*) of codes (*, D) before the rotation, if any; they lie in [-1, 1], others count as
   /// the nearest.
   torch::Tensor codes_to_indices(const torch::Tensor& zhat) const;
-  /// The level of each feature (*, D), int64, from 0, for indices (*).
+  /// The level of each feature (*, D), from 0, for indices (*); int64, or with vqp_compat int32
+  /// for indices whose dtype fits into it.
   torch::Tensor indices_to_level_indices(const torch::Tensor& indices) const;
   /// The output of forward in evaluation for these indices, in its layout; -1 gives zeros. Indices
   /// of three and more positions and batch axes give features on axis 1.

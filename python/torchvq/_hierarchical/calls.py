@@ -25,15 +25,15 @@ def whole_indices(
     return whole
 
 
-def positions_of(full_shape: Sequence[int] | int, axes: int) -> tuple[int, ...]:
-    """The positions of an output; TypeError for what is no integer, ValueError for another number of axes."""
+def positions_of(
+    shape: Sequence[int] | int, axes: int, name: str = "full_shape"
+) -> tuple[int, ...]:
+    """The positions of a map; TypeError for what is no integer, ValueError for another number of axes."""
     try:
-        # A number has no axes of its own.
-        own = full_shape if isinstance(full_shape, Iterable) else (full_shape,)
+        # A number has no axes of its own: it is the size of each, as in `scales`.
+        own = shape if isinstance(shape, Iterable) else (shape,) * axes
         full = tuple(map(index, own))
     except TypeError as error:
-        raise TypeError(
-            f"{_OWNER}: expected full_shape to be integers, but got {full_shape!r}"
-        ) from error
-    expect(_OWNER, len(full) == axes, "full_shape", f"{axes} numbers", list(full))
+        raise TypeError(f"{_OWNER}: expected {name} to be integers, but got {shape!r}") from error
+    expect(_OWNER, len(full) == axes, name, f"{axes} numbers", list(full))
     return full

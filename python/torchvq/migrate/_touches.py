@@ -93,6 +93,7 @@ TOUCHES: dict[str, Callable[[Options], Any]] = {
     "projection-gradient": _projected,
     "cosine-length": lambda o: o["use_cosine_sim"],
     "topk-breakdown": lambda o: bool(o["accept_image_fmap"] or o["accept_3d_fmap"]),
+    "topk-gumbel": lambda o: o["straight_through"],
     "orthogonal-mask": lambda o: o["orthogonal_reg_active_codes_only"],
     "shared-orthogonal": lambda o: (
         o["shared_codebook"] and o["orthogonal_reg_weight"] > 0 and _moves(o)
