@@ -19,7 +19,7 @@ from torchvq._base.projection import make_projections, project, project_codes, p
 from torchvq._base.ranks import Ranks, everybody, tokens_text
 from torchvq._base.replaced import methods_of, warn_of_replaced
 from torchvq._base.replay import StepRecords
-from torchvq._base.torch_private import inside_backward, outside_graphs
+from torchvq._base.torch_private import inside_backward, outside_graphs, uncounted
 from torchvq._base.wide_buffers import wide_dtype
 from torchvq._codebook import in_place as _in_place
 from torchvq.outputs import QuantizeOutput
@@ -269,6 +269,7 @@ class LatentQuantize(OwnHandle, _in_place.OptimizerInCheckpoint, nn.Module):
         return self._stepped_values(latents, mask)
 
     @outside_graphs("LatentQuantize: in_place_codebook_optimizer makes its step outside of graphs")
+    @uncounted
     def _stepped_values(self, latents: Tensor, mask: Tensor | None) -> list[Tensor]:
         recorded = self._stepped.take()
         if recorded is not None:
@@ -334,13 +335,14 @@ class FixedValues(_constants.ConstantBuffers):
             self.keep_constant(str(index), own)
 
     def __getitem__(self, index: int) -> Tensor:
-        return list(self.buffers())[index]
+        return list(self)[index]
 
     def __iter__(self) -> Iterator[Tensor]:
-        return self.buffers()
+        # By name: other code, such as a counter of operations, may add buffers of its own.
+        return iter([getattr(self, name) for name in self._constants])
 
     def __len__(self) -> int:
-        return len(self._buffers)
+        return len(self._constants)
 
 
 def _resolve_levels(levels: Iterable[int] | int, codebook_dim: int) -> list[int]:

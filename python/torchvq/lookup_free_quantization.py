@@ -28,7 +28,7 @@ from torchvq._base.ranks import group_name, ranks_of
 from torchvq._base.wide_buffers import wide_default
 from torchvq._scalar import lookup_free as _lookup_free
 from torchvq._scalar.lookup_free import Found, Request
-from torchvq.outputs import LookupFreeLossBreakdown, LookupFreeOutput
+from torchvq.outputs import LookupFreeLossBreakdown, LookupFreeOutput, copied
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -303,7 +303,7 @@ class LFQ(OwnHandle, RandomState):
         if self.keep_num_codebooks_dim and self.num_codebooks == 1:
             indices = indices.unsqueeze(-1)
         result = LookupFreeOutput(quantized, indices, found.loss)
-        return (result, found.terms) if breakdown else result
+        return (result, copied(found.terms)) if breakdown else result
 
     def _quantize(self, tokens: Tensor, request: Request) -> Found:
         """One step; the recomputation of a checkpointed one communicates nothing."""

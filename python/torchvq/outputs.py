@@ -1,6 +1,6 @@
 """Named results of the quantizers: they unpack like tuples and are read by name."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -114,6 +114,14 @@ class LookupFreeLossBreakdown(NamedTuple):
     per_sample_entropy: Tensor
     batch_entropy: Tensor
     commitment: Tensor
+
+
+_Terms = TypeVar("_Terms", LossBreakdown, LookupFreeLossBreakdown)
+
+
+def copied(terms: _Terms) -> _Terms:
+    """The terms of a loss as tensors of their own: absent ones may be one zero, and a write to it would change all."""
+    return type(terms)(*[term.clone() for term in terms])
 
 
 class BinaryMapperOutput(NamedTuple):

@@ -23,7 +23,7 @@ from torchvq._codebook.request import Request, check_call, check_codes
 from torchvq._codebook.stats import CodebookStats, keep_counts, read_stats
 from torchvq._codebook.vector_quantize_options import VectorQuantizeOptions
 from torchvq.codebook import Codebook
-from torchvq.outputs import QuantizeOutput, QuantizeOutputWithBreakdown, QuantizeResult
+from torchvq.outputs import QuantizeOutput, QuantizeOutputWithBreakdown, QuantizeResult, copied
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -340,9 +340,11 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
         with self._codebook.recorded_step() if recorded else nullcontext():
             quantized, chosen, loss, breakdown = _forward.projected_step(self, x, request, layout)
         if indices is not None:
-            return (quantized, loss, breakdown) if return_loss_breakdown else (quantized, loss)
+            return (
+                (quantized, loss, copied(breakdown)) if return_loss_breakdown else (quantized, loss)
+            )
         if return_loss_breakdown:
-            return QuantizeOutputWithBreakdown(quantized, chosen, loss, breakdown)
+            return QuantizeOutputWithBreakdown(quantized, chosen, loss, copied(breakdown))
         return QuantizeOutput(quantized, chosen, loss)
 
     # Stages of forward ---------------------------------------------------------------------------------------

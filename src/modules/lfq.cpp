@@ -24,6 +24,7 @@
 #include "modules/projection.h"
 #include "modules/random_state.h"
 #include "modules/ranks.h"
+#include "modules/set_apart.h"
 
 namespace torchvq {
 
@@ -171,7 +172,8 @@ LookupFreeOutput LFQImpl::forward(const torch::Tensor& x, double inv_temperature
   if (keeps_codebook_axis() && options.num_codebooks() == 1) {
     found.indices = found.indices.unsqueeze(-1);
   }
-  const auto& [loss, per_sample, batch, commitment] = found.losses;
+  auto& [loss, per_sample, batch, commitment] = found.losses;
+  detail::set_apart({&loss, &per_sample, &batch, &commitment});
   return {found.quantized, found.indices, loss, {per_sample, batch, commitment}};
 }
 

@@ -24,6 +24,7 @@
 #include "modules/messages.h"
 #include "modules/projection.h"
 #include "modules/ranks.h"
+#include "modules/set_apart.h"
 #include "modules/stats.h"
 #include "modules/step.h"
 
@@ -59,6 +60,13 @@ detail::Request request_of(const VectorQuantizeImpl& vq, const torch::Tensor& x,
 /// evaluation.
 bool replaces_codes(const CodebookImpl& codebook) {
   return codebook.is_training() && codebook.has_dead_code_replacement();
+}
+
+VectorQuantizeOutput result_of(const torch::Tensor& quantized, const torch::Tensor& indices,
+                               torch::Tensor loss, LossBreakdown terms) {
+  auto& [commitment, diversity, orthogonal, in_place] = terms;
+  detail::set_apart({&loss, &commitment, &diversity, &orthogonal, &in_place});
+  return {quantized, indices, loss, terms};
 }
 
 }  // namespace
@@ -169,8 +177,8 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
   check_arguments(x, call);
   if (!project_in) {
     detail::agree(*this, request, x.scalar_type());
-    const auto found = detail::step(*this, x, std::nullopt, request, detail::token_layout(options));
-    return {found.quantized, found.indices, found.loss, found.breakdown};
+    auto found = detail::step(*this, x, std::nullopt, request, detail::token_layout(options));
+    return result_of(found.quantized, found.indices, found.loss, found.breakdown);
   }
   const auto packed = layout.pack(x);
   const bool fills = request.mask && !detail::sees_padding(options, is_training());
@@ -185,8 +193,8 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
     loss = layout.unpack_positions(loss, x);
     terms.commitment = layout.unpack_positions(terms.commitment, x);
   }
-  return {restore(quantized, packed, x, request.mask), layout.unpack_positions(indices, x), loss,
-          terms};
+  return result_of(restore(quantized, packed, x, request.mask), layout.unpack_positions(indices, x),
+                   loss, terms);
 }
 
 // Stages of forward -------------------------------------------------------------------------------

@@ -62,6 +62,13 @@ def test_the_bits_are_those_of_statistics_and_update(
     check(x.to(wide), indices, state, update, metric=metric)
 
 
+@pytest.mark.parametrize("place", [1, 2], ids=["averages", "codes"])
+def test_tokens_that_are_codes_are_read_before_any_is_written(place, update, generator):
+    """As in `vq(vq.codebook[None])`, where a draw gives tokens other codes than themselves."""
+    state = make_state(generator, torch.float32)
+    check(state[place], torch.arange(CODES).roll(1).repeat(HEADS, 1), state, update)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -418,6 +418,17 @@ def test_copies_pickles_and_paths(generator):
     assert fixed.implicit_codebook.shape == (72, 3)
 
 
+def test_buffers_of_other_code_are_no_values(generator):
+    """Counters of operations give every module a buffer."""
+    fixed = LatentQuantize(LEVELS, 3, optimize_values=False)
+    x = torch.randn(2, 3, 5, generator=generator)
+    quantized, indices, _ = fixed(x)
+    for part in fixed.modules():
+        part.register_buffer("total_ops", torch.zeros(1, dtype=torch.float64))
+    assert torch.equal(fixed(x)[0], quantized)
+    assert torch.equal(fixed.indices_to_codes(indices), quantized)
+
+
 @pytest.mark.parametrize(
     ("call", "error"),
     [

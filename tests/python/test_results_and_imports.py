@@ -56,6 +56,20 @@ def test_modules_are_attributes_of_the_package() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_write_to_one_result_changes_no_other(name: str, training: bool) -> None:
+    """Such as `loss += reconstruction` before the terms of the loss are logged."""
+    options, call = RESULTS[name]
+    results = _tensors(getattr(torchvq, name)(**options).train(training)(X, **call))
+    with torch.no_grad():
+        for number, written in enumerate(results):
+            before = [result.clone() for result in results]
+            written += 1
+            changed = [not torch.equal(a, b) for a, b in zip(results, before, strict=True)]
+            assert changed == [other == number for other in range(len(results))]
+
+
 @pytest.mark.parametrize(
     ("module", "names"),
     [

@@ -28,7 +28,7 @@ from vector_quantize_cases import (
     train_step,
 )
 
-from torchvq import ResidualLFQ, ResidualVQ, VectorQuantize
+from torchvq import LatentQuantize, ResidualLFQ, ResidualVQ, VectorQuantize
 
 REENTRANT = [False, True]
 
@@ -89,6 +89,11 @@ def test_selective_checkpoints_are_plain_steps(case: str, saves: list[Any]) -> N
         assert_same_state(module, state(plain))
 
 
+OWN_OPTIMIZER: dict[str, Any] = dict(
+    learnable_codebook=True,
+    ema_update=False,
+    in_place_codebook_optimizer=partial(torch.optim.SGD, lr=0.5),
+)
 SAVED = {
     "affine": lambda: VectorQuantize(
         dim=DIM, codebook_size=16, affine_param=True, kmeans_init=True
@@ -96,6 +101,19 @@ SAVED = {
     "projected": lambda: VectorQuantize(dim=DIM, codebook_size=16, codebook_dim=4),
     "learnable": lambda: VectorQuantize(
         dim=DIM, codebook_size=16, learnable_codebook=True, ema_update=False
+    ),
+    "own optimizer": lambda: VectorQuantize(dim=DIM, codebook_size=16, **OWN_OPTIMIZER),
+    "levels with own optimizers": lambda: ResidualVQ(
+        dim=DIM, codebook_size=16, num_quantizers=2, **OWN_OPTIMIZER
+    ),
+    "own optimizer of shared codes": lambda: ResidualVQ(
+        dim=DIM, codebook_size=16, num_quantizers=2, shared_codebook=True, **OWN_OPTIMIZER
+    ),
+    "own optimizer of values": lambda: LatentQuantize(
+        levels=[4, 4],
+        dim=DIM,
+        channel_first=False,
+        in_place_codebook_optimizer=OWN_OPTIMIZER["in_place_codebook_optimizer"],
     ),
     "implicit": lambda: ResidualVQ(
         dim=DIM, codebook_size=16, num_quantizers=3, implicit_neural_codebook=True
@@ -120,7 +138,9 @@ def test_selective_checkpoints_may_save_any_operator(name: str) -> None:
             x = torch.randn(BATCH, LENGTH, DIM, requires_grad=True)
             quantized, _, loss = checkpoint(module, x, use_reentrant=False, context_fn=contexts)[:3]
             (quantized.square().sum() + loss.sum()).backward()
-            gradients += [x.grad, *(own.grad.clone() for own in module.parameters())]
+            # An optimizer of a module's own leaves values without a gradient.
+            own = [parameter.grad for parameter in module.parameters()]
+            gradients += [x.grad, *(grad.clone() for grad in own if grad is not None)]
         return gradients
 
     def nothing(_context: Any, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:

@@ -17,7 +17,7 @@ from torchvq._codebook.request import Request, check_targets, unflattened
 from torchvq._codebook.search import prepare, stored_codes
 from torchvq._codebook.stats import begin_step, fit_to_codes
 from torchvq._codebook.step import ForwardResult, step
-from torchvq.outputs import LossBreakdown, QuantizeOutput, QuantizeOutputWithBreakdown
+from torchvq.outputs import LossBreakdown, QuantizeOutput, QuantizeOutputWithBreakdown, copied
 
 if TYPE_CHECKING:
     from torchvq.codebook import Codebook
@@ -49,7 +49,7 @@ def evaluate_at_once(
     )
     if return_loss_breakdown:
         return QuantizeOutputWithBreakdown(
-            quantized, indices, loss, LossBreakdown(loss, loss, loss, loss)
+            quantized, indices, loss, copied(LossBreakdown(loss, loss, loss, loss))
         )
     return QuantizeOutput(quantized, indices, loss)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchvq._base.ranks import Ranks
 from torchvq._base.readable import is_readable_after_wait
 from torchvq._base.sharded import keep_in_shards
-from torchvq._base.torch_private import is_mapped
+from torchvq._base.torch_private import is_mapped, uncounted
 from torchvq._codebook.learning import learn_apart
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ class InPlaceStep(NamedTuple):
     )  # (H, K), tokens of all ranks per code; None if the codebook has not learnt from them
 
 
+@uncounted
 def in_place_step(
     vq: "VectorQuantize",
     projected: Tensor,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchvq._base.ranks import Ranks, noise_rng
 from torchvq._base.readable import takes_gradient
+from torchvq._base.torch_private import uncounted
 from torchvq._codebook import in_place as _in_place
 from torchvq._codebook import learning as _learning
 from torchvq._codebook import losses as _losses
@@ -193,6 +194,7 @@ def _with_padding(output: Tensor, residual: Tensor, mask: Tensor, zeros: bool) -
     return output.masked_fill(~real, 0) if zeros else torch.where(real, output, residual)
 
 
+@uncounted
 def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> None:
     """One step of a shared codebook's own optimizer towards the residuals of all levels."""
     first = rvq.levels[0]

@@ -147,7 +147,9 @@ void ema_update_tokens_(at::TensorList cluster_size, at::TensorList embed_avg, a
   std::vector<Codebook> codebooks;  // all indices are checked before any codebook changes
   for (size_t i = 0; i < embed.size(); ++i) codebooks.push_back(codebook_of(arguments, i));
   for (size_t i = 0; i < codebooks.size(); ++i) {
-    if (x[i].size(1) > kTokensPerCode * embed[i].size(1)) {
+    // Tokens that are the codes, or their averages, are read before any of them is written.
+    const bool are_state = x[i].is_alias_of(embed[i]) || x[i].is_alias_of(embed_avg[i]);
+    if (are_state || x[i].size(1) > kTokensPerCode * embed[i].size(1)) {
       counts[i].copy_(update_by_statistics(arguments, i, rules));
       continue;
     }

@@ -47,6 +47,17 @@ TEST(LFQTest, CodesAreSignsAndIndicesTheirBits) {
   EXPECT_TRUE(at::equal(lfq->bits_to_codes(torch::ones({kBits})), lfq->codebook()[31]));
 }
 
+TEST(LFQTest, AWriteToTheLossLeavesItsTerms) {
+  LFQ lfq(options());
+  lfq->eval();
+  const auto output = lfq(normal({2, 9, kBits}));
+  output.entropy_aux_loss.add_(1);
+  const auto& [per_sample, batch, commitment] = output.loss_breakdown;
+  per_sample.add_(1);
+  EXPECT_EQ(batch.item<float>(), 0);
+  EXPECT_EQ(commitment.item<float>(), 0);
+}
+
 TEST(LFQTest, LossAndGradientAreThoseOfAllCodes) {
   LFQ lfq(options().diversity_gamma(2).entropy_loss_weight(0.3));
   auto x = normal({2, 9, kBits}, 0.02).to(at::kDouble).requires_grad_();

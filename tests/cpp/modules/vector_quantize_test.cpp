@@ -18,6 +18,21 @@ Options options() { return Options(kDim).codebook_size(kCodes); }
 
 // Forward -----------------------------------------------------------------------------------------
 
+TEST(VectorQuantizeTest, AWriteToTheLossLeavesItsTerms) {
+  for (const bool training : {true, false}) {
+    VectorQuantize vq(VectorQuantizeOptions(4, 8).commitment_weight(0));
+    vq->train(training);
+    const auto output = vq(torch::randn({2, 3, 4}));
+    const at::NoGradGuard no_grad;
+    output.loss.add_(1);
+    const auto& [commitment, diversity, orthogonal, in_place] = output.loss_breakdown;
+    for (const auto& term : {commitment, diversity, orthogonal, in_place}) {
+      EXPECT_EQ(term.item<float>(), 0);
+      term.add_(1);
+    }
+  }
+}
+
 TEST(VectorQuantizeTest, BuilderKeepsWhatItIsGiven) {
   const auto built = Options(4).codebook_size(7).decay(0.9).heads(2).rotation_trick(false);
   EXPECT_EQ(built.dim(), 4);
