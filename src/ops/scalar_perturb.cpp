@@ -60,7 +60,11 @@ PerturbKind check_scalar_perturb_backward(const at::Tensor& grad, const at::Tens
                     ": expected x to have features, but got shape ", x.sym_sizes());
   check_same_shape(op, "grad", grad, "x", x);
   check_dtype(op, "indices", indices, at::kLong);
-  check_same_shape(op, "indices", indices, "one feature of x", x.select(-1, 0));
+  const auto tokens = x.sym_sizes().slice(0, static_cast<size_t>(x.dim() - 1));
+  TORCH_CHECK_VALUE(indices.sym_sizes() == tokens, op,
+                    ": expected indices to have the shape of one feature of x, ", tokens,
+                    ", but got ", indices.sym_sizes());
+  check_same_device(op, "indices", indices, "x", x);
   return {parse_distribution(op, cdf), parse_code_form(op, form)};
 }
 

@@ -97,7 +97,7 @@ std::pair<at::Tensor, at::Tensor> bin_centres(const at::Tensor& x, at::IntArrayR
 at::Tensor detail::cumulative_any(Distribution kind, const at::Tensor& x) {
   switch (kind) {
     case Distribution::kTanh:
-      return x.mul(2).sigmoid_();
+      return x.add(x).sigmoid_();  // a number would become a tensor first
     case Distribution::kSigmoid:
       return x.sigmoid();
     case Distribution::kNormal:
