@@ -84,6 +84,10 @@ struct Group::Impl {
   GroupPointer group;
 };
 
+struct KnownGroup::Weak {
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+};
+
 struct StartedSum::Work {
   c10::intrusive_ptr<c10d::Work> work;
 };
@@ -98,13 +102,14 @@ Group::Group(std::string_view name, Caller caller) : caller_(std::move(caller)),
 
 Group::~Group() = default;
 
-uint64_t Group::collectives() const {
-  if (!impl_) return 0;
-  try {
-    return impl_->group->getSequenceNumberForGroup();
-  } catch (const std::exception&) {
-    return 0;
-  }
+KnownGroup Group::known() const {
+  if (!impl_) return {};
+  const c10::weak_intrusive_ptr<c10d::ProcessGroup> weak(impl_->group);
+  return {std::make_shared<const KnownGroup::Weak>(KnownGroup::Weak{weak})};
+}
+
+bool Group::is(const KnownGroup& other) const {
+  return impl_ && other.weak && other.weak->group._unsafe_get_target() == impl_->group.get();
 }
 
 std::string Group::subject() const {

@@ -32,6 +32,13 @@ struct StartedSum {
   const char* what = "";
 };
 
+/// A process group beyond a call, without keeping it alive. While this exists no other group has the
+/// address of that one, so all ranks distinguish new from old in the same way.
+struct KnownGroup {
+  struct Weak;
+  std::shared_ptr<const Weak> weak;  ///< none without a group
+};
+
 /// A process group for one call, or until a sum that it started is complete. The methods that take
 /// a tensor are collectives, and do nothing without a group; the others are local.
 class Group {
@@ -47,11 +54,9 @@ class Group {
   [[nodiscard]] int64_t size() const { return size_; }
   [[nodiscard]] int64_t rank() const { return rank_; }
   [[nodiscard]] const std::string& name() const { return name_; }
-  /// The number of collectives that the group has run: the same on all ranks, and small again for a
-  /// new group of an old name. 0 if the backend does not count. (The address of the group would
-  /// also distinguish new from old, but not in the same way on all ranks, because memory is
-  /// reused.)
-  [[nodiscard]] uint64_t collectives() const;
+  /// The group for later calls to recognise, which a new group of the same name is not.
+  [[nodiscard]] KnownGroup known() const;
+  [[nodiscard]] bool is(const KnownGroup& other) const;
 
   /// `what` completes "while sharing ...". `tensor` is contiguous and is written.
   void sum_(const at::Tensor& tensor, const char* what) const;

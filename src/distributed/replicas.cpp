@@ -56,24 +56,19 @@ class Register {
   bool contains(int64_t handle, const Group& group, uint64_t signature) {
     const std::scoped_lock lock(mutex_);
     auto& entry = entries_[handle];
-    const uint64_t now = group.collectives();
-    // A group of the same name that has run fewer collectives is a new one.
-    if (entry.group != group.name() || entry.collectives > now) entry = {group.name(), now, {}};
-    entry.collectives = now;
+    if (!group.is(entry.group)) entry = {group.known(), {}};
     return entry.signatures.contains(signature);
   }
 
-  void add(int64_t handle, const Group& group, uint64_t signature) {
+  /// After contains(), with the same handle and group.
+  void add(int64_t handle, uint64_t signature) {
     const std::scoped_lock lock(mutex_);
-    auto& entry = entries_[handle];
-    entry.collectives = group.collectives();
-    entry.signatures.insert(signature);
+    entries_[handle].signatures.insert(signature);
   }
 
  private:
   struct Entry {
-    std::string group;
-    uint64_t collectives = 0;       ///< run by the group up to the last call
+    KnownGroup group;               ///< of the last call
     std::set<uint64_t> signatures;  ///< of this group's handshakes; a module may alternate
   };
 
@@ -82,7 +77,8 @@ class Register {
 };
 
 Register& handshakes() {
-  static Register instance;
+  // Never destroyed: the last reference to a group in Python must not go when the interpreter has.
+  static auto& instance = *new Register;
   return instance;
 }
 
@@ -189,7 +185,7 @@ void handshake_any_(at::TensorList state, int64_t handle, std::string_view signa
     broadcast(group, state);
     for (const auto& tensor : state) detail::mark_written(tensor);
   }
-  handshakes().add(handle, group, agreed);
+  handshakes().add(handle, agreed);
 }
 
 /// Unlike run_without_gradient, it leaves it to handshake_any_ to mark what it writes: nearly all handshakes only look

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -234,3 +235,35 @@ def test_every_reader_sees_the_step(ranks: Ranks) -> None:
         for name, parts in found.items():
             for own, expected in zip(parts, right[name], strict=True):
                 assert torch.equal(own, expected), name
+
+
+def read_by_threads(rank: int, size: int) -> list[list[State]]:
+    """What several threads, such as a logger's and a saver's, see at once between forward and backward."""
+    vq = build("dead_codes", 7, codebook_size=2048, overlap_sync=True)
+    found = []
+    for step in range(STEPS):
+        x, mask = tokens_of(rank, size, step)
+        quantized, *_ = vq(x, mask=mask)
+        seen: list[State] = []
+        together = threading.Barrier(4)
+
+        def look(together: threading.Barrier = together, seen: list[State] = seen) -> None:
+            together.wait()
+            seen.append(state_of(vq))
+
+        threads = [threading.Thread(target=look) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        quantized.sum().backward()
+        found.append([*seen, state_of(vq)])
+    return found
+
+
+def test_threads_that_read_at_once_see_the_step(two: Ranks) -> None:
+    for steps in two.run(read_by_threads, 2):
+        for step, states in enumerate(steps):
+            assert len(states) == 5
+            for state in states:
+                assert_equal(state, states[-1], step)

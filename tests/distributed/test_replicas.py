@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import Ranks, outcome, stderr_of
 from shards import group_name, traffic_of
 
@@ -93,6 +94,28 @@ def changed_signature(rank: int) -> list[tuple[int, ...]]:
 
 def test_another_signature_is_another_handshake(two: Ranks):
     assert two.run(changed_signature) == [[(0, 1, 0), (0, 1, 0), (0, 0, 0)]] * 2
+
+
+def shake_in_groups_of_one_name(rank: int) -> list[tuple[int, ...]]:
+    from torch._C import _distributed_c10d as c10d
+
+    state, handle, sent = state_of(0), ops.new_handle(), []
+    shake = partial(ops.handshake_, state, handle=handle, group_name="remade", label="vq")
+    for used in (0, 20, 0):
+        # As destroy_process_group and init_process_group, whose first group always has the same name.
+        group = dist.new_group()
+        for _ in range(used):
+            dist.all_reduce(torch.ones(1), group=group)
+        c10d._register_process_group("remade", group)
+        sent += [traffic_of(shake)[1][:3] for _ in range(2)]
+        c10d._unregister_process_group("remade")
+        dist.destroy_process_group(group)
+    return sent
+
+
+def test_a_new_group_of_an_old_name_is_another_handshake(two: Ranks):
+    """However many collectives it has run: a rank that has joined, whose module is new, waits for the others."""
+    assert two.run(shake_in_groups_of_one_name) == [[(0, 1, 0), (0, 0, 0)] * 3] * 2
 
 
 def marks(rank: int, same: bool) -> list[list[bool]]:

@@ -6,6 +6,7 @@ the next forward, or before that by any access to the state of one of its codebo
 
 import functools
 import os
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,8 @@ class StepInFlight:
             options["label"],
         )
         self._process = os.getpid()
+        # Reentrant, because finish() accesses the state, which settles.
+        self._lock = threading.RLock()
         # Codebooks own their step: it is dropped with the last of them, and the message is then never awaited.
         self._codebooks = [weakref.ref(codebook) for codebook in codebooks]
         for codebook in codebooks:
@@ -80,7 +83,8 @@ class StepInFlight:
             object.__setattr__(codebook, "__class__", _unsettled(plain))
 
     def settle(self) -> None:
-        """Waits for the message and updates all codebooks of the step. Only the first call does anything.
+        """Waits for the message and updates all codebooks of the step. Only the first call does anything; calls from
+        other threads return when it is done.
 
         Raises:
             DistBackendError, DistError: of the step that sent; its codebooks are then as they were before it.
@@ -91,17 +95,25 @@ class StepInFlight:
                 "overlap_sync: expected a forked process to begin between steps, but got one that began with a message "
                 "in flight, which only its parent receives; start workers after backward"
             )
-        # Cleared first, because finish() below accesses the state, which would settle again.
-        work, self._work = self._work, None
+        with self._lock:
+            # Cleared first, for the accesses inside finish().
+            work, self._work = self._work, None
+            if work is None:
+                return
+            try:
+                with torch.no_grad():
+                    work.finish()
+            finally:
+                self._release()
+
+    def _release(self) -> None:
+        """Makes the codebooks plain again; not before the update, because other threads that read them must wait."""
         for reference in self._codebooks:
             codebook = reference()
             if codebook is not None:
                 object.__setattr__(codebook, "__class__", type(codebook).__mro__[2])
-                codebook.step_in_flight = None
+                object.__setattr__(codebook, "step_in_flight", None)
         self._codebooks = []
-        if work is not None:
-            with torch.no_grad():
-                work.finish()
 
     def settle_after_backward(self, *outputs: Tensor) -> None:
         """Settles at the end of the backward pass through one of these outputs, which every rank reaches."""
