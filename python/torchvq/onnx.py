@@ -189,9 +189,12 @@ def _zero_rows(x: _Value) -> _Value:
 
 
 def _unit(x: _Value) -> _Value:
-    norm = op.ReduceL2(x, _last_axis(), keepdims=1)
-    one = _number(1.0)
-    return op.Div(x, op.Where(op.Equal(norm, _number(0.0)), one, norm))
+    # Squares of very small and very large numbers would be 0 and infinity.
+    last, zero, one = _last_axis(), _number(0.0), _number(1.0)
+    largest = op.ReduceMax(op.Abs(x), last, keepdims=1)
+    x = op.Div(x, op.Where(op.Equal(largest, zero), one, largest))
+    norm = op.ReduceL2(x, last, keepdims=1)
+    return op.Div(x, op.Where(op.Equal(norm, zero), one, norm))
 
 
 def _nearest(x: _Value, codebook: _Value, metric: str, mask: _Value) -> _Value:
@@ -374,6 +377,20 @@ def _sign_decode(
     return op.Where(op.Less(digits, _constant(torch.tensor(0))), _number(0.0), codes)
 
 
+def _paired_commitment_loss(
+    x: _Value, codes: _Value, mask: _Value = None, to_x: float = 0.0, to_codes: float = 0.0
+) -> _Value:
+    gap = op.Sub(_float(x), _float(codes))
+    squares = op.ReduceMean(op.Mul(gap, gap), _last_axis(), keepdims=0)
+    if mask is None:
+        count = op.Cast(op.Size(squares), to=_FLOAT)
+    else:
+        squares = op.Where(mask, squares, _number(0.0))
+        count = op.ReduceSum(_float(mask), keepdims=0)
+    mean = op.Div(op.ReduceSum(squares, keepdims=0), op.Max(count, _number(1.0)))
+    return op.Mul(mean, _number(to_x + to_codes))
+
+
 def _snapshot(codebook: _Value) -> _Value:
     return op.Identity(codebook)
 
@@ -439,6 +456,7 @@ def _range(count: _Value) -> _Value:
 _TABLE: dict[str, Callable[..., Any]] = {
     "lookup_codes": _gather,
     "nearest_code": _nearest_code,
+    "paired_commitment_loss": _paired_commitment_loss,
     "resample_scale": _resample_scale,
     "residual_decode": _residual_decode,
     "residual_encode": _residual_encode,

@@ -173,6 +173,49 @@ def test_codes_that_are_equally_near_to_a_zero_vector(
     run(module, x, {2}, tmp_path / "encode.onnx", [x])
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e30], ids=["small", "large"])
+def test_vectors_whose_squares_are_no_float32(size: float, tmp_path: Path) -> None:
+    module = Encode(torchvq.VectorQuantize(dim=16, codebook_size=32, use_cosine_sim=True).eval())
+    x = torch.randn(2, 200, 16)
+    run(module, x, {2}, tmp_path / "encode.onnx", [x * size])
+
+
+class WithLoss(nn.Module):
+    """All outputs of a quantizer, whose loss is not 0 in evaluation."""
+
+    def __init__(self, name: str, options: dict) -> None:
+        super().__init__()
+        self.quantizer = getattr(torchvq, name)(dim=8, codebook_size=16, **options).eval()
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
+        return tuple(self.quantizer(x) if mask is None else self.quantizer(x, mask=mask))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "lengths"),
+    [
+        ("SimVQ", dict(commitment_weight=0.5, input_to_quantize_commit_loss_weight=0.3), None),
+        ("SimVQ", dict(), [6, 3]),
+        ("SimVQ", dict(), [0, 0]),
+        ("ResidualSimVQ", dict(num_quantizers=3), None),
+    ],
+    ids=["plain", "masked", "padding", "residual"],
+)
+def test_losses_of_evaluation(
+    name: str, options: dict, lengths: list[int] | None, tmp_path: Path
+) -> None:
+    module, path = WithLoss(name, options), str(tmp_path / "loss.onnx")
+    inputs = [torch.randn(2, 6, 8)]
+    if lengths is not None:
+        inputs.append(torch.arange(6) < torch.tensor(lengths)[:, None])
+    torchvq.onnx.export(module, tuple(inputs), path, verbose=False)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+    found = session.run(None, dict(zip(names, (x.numpy() for x in inputs), strict=True)))
+    for own, expected in zip(found, module(*inputs), strict=True):
+        torch.testing.assert_close(torch.from_numpy(own), expected.detach())
+
+
 @pytest.mark.parametrize("option", [dict(kwargs={"mask": None}), dict(dynamic_shapes=({},))])
 def test_an_exported_program_has_its_inputs(option: dict, tmp_path: Path) -> None:
     program = torch.export.export(

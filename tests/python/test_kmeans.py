@@ -323,6 +323,7 @@ def test_kmeans_names_bad_arguments(generator):
             "expected mask to have size 9",
         ),
         (lambda: torchvq.kmeans(x[0, 0], 3), ValueError, r"expected x to have shape \(N, D\)"),
+        (lambda: torchvq.kmeans(x, 3, metric=None), TypeError, "expected metric to be a string"),
     ]
     for call, error_type, fragment in cases:
         with pytest.raises(error_type, match=f"kmeans: {fragment}"):

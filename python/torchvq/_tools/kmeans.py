@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchvq import ops
-from torchvq._base.arguments import expect_tensor, integer
+from torchvq._base.arguments import expect_kind, expect_tensor, integer
 from torchvq._base.layout import check_mask
 from torchvq._base.readable import is_readable_after_wait
 from torchvq.outputs import exportable
@@ -53,6 +53,7 @@ def kmeans(
     single = x.dim() == 2
     if mask is not None:
         check_mask("kmeans", mask)
+    expect_kind("kmeans", "metric", metric, str, "a string")
     rng = torch.tensor([integer("kmeans", "seed", seed), 0], device=x.device)
     codebook, counts = ops.kmeans(
         x[None] if single else x,
