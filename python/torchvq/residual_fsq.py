@@ -231,9 +231,13 @@ class ResidualFSQ(ResidualStack):
 
 
 def _scales(levels: Sequence[int], quantizers: int) -> Tensor:
-    """(Q, D): the residual after a level is at most one L-th of the residual before."""
+    """(Q, D): the residual after a level is at most one L-th of the residual before.
+
+    Deep levels stay at the smallest normal float32: a scale of zero would make NaN of every token.
+    """
+    least = torch.finfo(torch.float32).tiny
     return torch.tensor(
-        [[float(count) ** -index for count in levels] for index in range(quantizers)],
+        [[max(float(count) ** -index, least) for count in levels] for index in range(quantizers)],
         dtype=wide_dtype(),
         device="cpu",
     )

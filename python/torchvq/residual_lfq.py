@@ -130,7 +130,8 @@ class ResidualLFQ(ResidualStack):
         self.soft_clamp_input_value = soft_clamp_input_value
         self.layers = nn.ModuleList()
         for index in range(num_quantizers):
-            scale = 2.0**-index
+            # Deep levels stay at the smallest normal float32: clamps to zero have no gradient but NaN.
+            scale = 2.0 ** -min(index, 126)
             clamp = None if soft_clamp_input_value is None else soft_clamp_input_value * scale
             level = _Level(**options, codebook_scale=scale, soft_clamp_input_value=clamp)
             level.forget_rng()

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -39,13 +40,15 @@ FSQOptions level_options(const ResidualFSQOptions& options) {
       .vqp_compat(options.vqp_compat());
 }
 
-/// (Q, D): after a level, the residual is at most 1/L of the residual before.
+/// (Q, D): after a level, the residual is at most 1/L of the residual before. Deep levels stay at the
+/// smallest normal number: a scale of zero would make NaN of every token.
 torch::Tensor scales_of(const ResidualFSQOptions& options) {
+  constexpr double least = std::numeric_limits<float>::min();
   std::vector<float> scales;
   for (int64_t level = 0; level < options.num_quantizers(); ++level) {
     for (const auto count : options.levels()) {
-      scales.push_back(
-          static_cast<float>(std::pow(static_cast<double>(count), -static_cast<double>(level))));
+      const double scale = std::pow(static_cast<double>(count), -static_cast<double>(level));
+      scales.push_back(static_cast<float>(std::max(scale, least)));
     }
   }
   return at::tensor(scales).view({options.num_quantizers(), -1});

@@ -33,7 +33,8 @@ namespace {
 
 /// The options of a level: those given for all levels, with those that the stack sets.
 LFQOptions level_options(const ResidualLFQOptions& options, int64_t level) {
-  const double scale = std::pow(2.0, -static_cast<double>(level));
+  // Deep levels stay at the smallest normal float32: clamps to zero have no gradient but NaN.
+  const double scale = std::pow(2.0, -static_cast<double>(std::min<int64_t>(level, 126)));
   auto own = options.lfq();
   own.dim(std::nullopt)
       .codebook_size(options.codebook_size())

@@ -111,6 +111,19 @@ def test_nothing_to_quantize():
     quantized.sum().backward()
 
 
+@pytest.mark.parametrize(("levels", "depth"), [([8, 5], 60), ([65536], 12), ([3, 3], 140)])
+def test_levels_below_the_smallest_number_add_nothing(levels: list[int], depth: int):
+    torch.manual_seed(0)
+    x = torch.randn(2, 50, len(levels))
+    deep = ResidualFSQ(levels=levels, num_quantizers=depth)
+    quantized, indices = deep(x.requires_grad_())
+    assert torch.equal(deep.get_output_from_indices(indices), quantized)
+    limit = 1 + 1 / (torch.tensor(levels) - 1)
+    torch.testing.assert_close(quantized, (x / limit).tanh() * limit, rtol=0, atol=1e-6)
+    quantized.sum().backward()
+    assert x.grad is not None and x.grad.isfinite().all()
+
+
 def test_tokens_that_are_not_finite_are_seen():
     module = ResidualFSQ(levels=LEVELS, num_quantizers=3)
     x = torch.zeros(1, 3, 3)

@@ -143,6 +143,16 @@ def test_masked_is_absent(case):
     assert quantized[~mask].eq(0).all() and indices[~mask].eq(-1).all()
 
 
+@pytest.mark.parametrize("spherical", [False, True])
+def test_clamps_below_the_smallest_number_have_a_gradient(spherical: bool):
+    module = build("clamped", num_quantizers=160, spherical=spherical, entropy_loss_weight=0.1)
+    x = torch.randn(2, 5, 4, requires_grad=True)
+    quantized, indices, losses = module(x)
+    (quantized.sum() + losses.sum()).backward()
+    assert x.grad is not None and x.grad.isfinite().all() and x.grad.abs().sum() > 0
+    assert torch.equal(module.get_output_from_indices(indices), quantized)
+
+
 def test_no_tokens():
     nothing = torch.zeros(2, 6, dtype=torch.bool)
     for x, mask in ((torch.empty(2, 0, 4), None), (data((2, 6, 4)), nothing)):

@@ -54,6 +54,15 @@ TEST(ResidualFSQTest, EachLevelRoundsWhatIsLeftOnItsScale) {
   EXPECT_TRUE(at::allclose(output.all_codes.sum(0), output.quantized));
 }
 
+TEST(ResidualFSQTest, LevelsBelowTheSmallestNumberAddNothing) {
+  ResidualFSQ deep(options(60));
+  const auto x = normal({2, 50, 3});
+  const auto output = deep(x);
+  const auto limit = 1 + 1 / (torch::tensor({8.0F, 5.0F, 4.0F}) - 1);
+  EXPECT_TRUE(at::allclose(output.quantized, (x / limit).tanh() * limit, 0, 1e-6));
+  EXPECT_TRUE(at::allclose(deep->get_output_from_indices(output.indices), output.quantized));
+}
+
 TEST(ResidualFSQTest, TheGainIsThatOfTheFunctionForAnyNumberOfLevels) {
   for (const int64_t quantizers : {1, 2, 8}) {
     ResidualFSQ stack(options(quantizers));

@@ -39,6 +39,16 @@ TEST(ResidualLFQTest, LevelsHalveTheirCodes) {
   EXPECT_TRUE(at::equal(stack->get_output_from_indices(output.indices), output.quantized));
 }
 
+TEST(ResidualLFQTest, ClampsBelowTheSmallestNumberHaveAGradient) {
+  ResidualLFQ stack(ResidualLFQOptions(4, 160, 16)
+                        .lfq(LFQOptions().commitment_loss_weight(0.25))
+                        .soft_clamp_input_value(1.5));
+  const auto x = normal({2, 5, 4}).requires_grad_();
+  const auto output = stack(x);
+  (output.quantized.sum() + output.loss.sum()).backward();
+  EXPECT_TRUE(x.grad().isfinite().all().item<bool>());
+}
+
 TEST(ResidualLFQTest, EveryVariantDecodesItsIndices) {
   const auto lfq = LFQOptions().commitment_loss_weight(0.25);
   for (const auto& own :

@@ -20,9 +20,9 @@ Options options() { return Options(kDim).codebook_size(kCodes); }
 
 TEST(VectorQuantizeTest, AWriteToTheLossLeavesItsTerms) {
   for (const bool training : {true, false}) {
-    VectorQuantize vq(VectorQuantizeOptions(4, 8).commitment_weight(0));
+    auto vq = make(options().commitment_weight(0));
     vq->train(training);
-    const auto output = vq(torch::randn({2, 3, 4}));
+    const auto output = vq(normal({2, 5, kDim}));
     const at::NoGradGuard no_grad;
     output.loss.add_(1);
     const auto& [commitment, diversity, orthogonal, in_place] = output.loss_breakdown;
