@@ -24,9 +24,14 @@ class ConstantBuffers(WideBuffers):
     that a user has put in their place are the constants from then on, as they would remain in a plain buffer.
     """
 
+    #: False from construction on the meta device to the end of the first load. Until then what others write into the
+    #: constants are placeholders.
+    _has_values: bool = True
+
     def __init__(self) -> None:
         super().__init__()
         self._constants: dict[str, Tensor] = {}
+        self._has_values = not self._awaits_values
 
     def keep_constant(self, name: str, value: Tensor | None) -> None:
         """Registers a constant buffer, or with None an absent one. `value` is on the CPU."""
@@ -59,24 +64,25 @@ class ConstantBuffers(WideBuffers):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ConstantBuffers":
         before = {name: self._buffers[name] for name in self._constants}
-        uninitialised = self._awaits_values
         super()._apply(fn, recurse)
         # Buffers that nothing has moved may be saved for a backward.
         if any(self._buffers[name] is not old for name, old in before.items()):
-            if not uninitialised:
+            if self._has_values:
                 self._keep_changes(before)
             self.restore_constants()
         return self
 
     def _load_from_state_dict(self, *args: Any) -> None:
         # The hooks after a load restore the constants.
-        if not self._awaits_values:
+        if self._has_values:
             self._keep_changes({name: self._buffers[name] for name in self._constants})
         super()._load_from_state_dict(*args)
+        self._has_values = True
 
     def complete_load(self, lacking: AbstractSet[str]) -> None:
         super().complete_load(lacking)
         self.restore_constants()
+        self._has_values = True
 
 
 def expect_same_codes(owner: str, name: str, codes: Tensor, computed: Tensor) -> None:
