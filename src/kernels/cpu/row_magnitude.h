@@ -27,6 +27,7 @@ struct RowMagnitude {
 
 template <typename T>
 RowMagnitude row_magnitude(const T* row, int64_t dim) {
+  // Clang before 16 wants it.  NOLINTNEXTLINE(readability-redundant-typename)
   using Integer = typename FloatBits<T>::Integer;
   constexpr auto kMagnitude = std::numeric_limits<Integer>::max();
   Integer largest = 0;
