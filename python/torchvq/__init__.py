@@ -1,8 +1,8 @@
 """torchvq: vector quantization for neural tokenizers."""
 
-# Importing the reference makes its modules attributes of it; those of classes come with the classes below.
-from torchvq import utils as utils
-from torchvq import vector_quantize_pytorch as vector_quantize_pytorch
+from importlib import import_module
+from types import ModuleType
+
 from torchvq._codebook.collapse import CollapseLimits, CollapseWarning
 from torchvq._codebook.stats import CodebookStats
 from torchvq._library import cmake_prefix_path
@@ -69,3 +69,10 @@ __all__ = [
     "refine",
     "verify_replicas",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    # Importing the reference makes its modules attributes of it; no class above imports these two.
+    if name in ("utils", "vector_quantize_pytorch"):
+        return import_module(f"torchvq.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

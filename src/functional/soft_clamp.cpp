@@ -1,5 +1,3 @@
-#include <optional>
-
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>

@@ -415,3 +415,13 @@ def assert_rejected(build: Callable[[], nn.Module], row: Row, raises: str | None
 def raised_in_the_reference(error: Exception) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     return any(f"{REFERENCE}/" in frame.filename for frame in frames)
+
+
+def assert_same_levels(theirs: Any, ours: Any, dtype: torch.dtype) -> None:
+    """``indices_to_level_indices`` of two quantizers with the levels [8, 5, 5], for indices of a dtype."""
+    indices = torch.tensor([0, 3, 17], dtype=dtype)
+    expected, found = (each.indices_to_level_indices(indices) for each in (theirs, ours))
+    assert torch.equal(found.long(), expected.long())
+    # Without the switch they are int64, as indices are.
+    kept = is_switched() or type(ours) is type(theirs)
+    assert found.dtype == (expected.dtype if kept else torch.int64)

@@ -6,9 +6,8 @@ import torch
 from .harness import (
     assert_oracle_decides,
     assert_same_behaviour,
+    assert_same_levels,
     assert_same_signature,
-    is_reference,
-    is_switched,
 )
 from .table_fsp import DIFFERENT, RANDOM, SAME, TABLE
 
@@ -46,11 +45,4 @@ def test_signature_is_the_reference_s(method, reference, subject):
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8], ids=str)
 def test_dtype_of_levels(dtype, reference, subject):
-    indices = torch.tensor([0, 3, 17], dtype=dtype)
-    theirs, ours = (
-        package.FSP([8, 5, 5]).indices_to_level_indices(indices) for package in (reference, subject)
-    )
-    assert torch.equal(ours.long(), theirs.long())
-    # Without the switch they are int64, as indices are.
-    kept = is_switched() or is_reference(subject)
-    assert ours.dtype == (theirs.dtype if kept else torch.int64)
+    assert_same_levels(reference.FSP([8, 5, 5]), subject.FSP([8, 5, 5]), dtype)

@@ -8,9 +8,8 @@ import torch
 from .harness import (
     assert_oracle_decides,
     assert_same_behaviour,
+    assert_same_levels,
     assert_same_signature,
-    is_reference,
-    is_switched,
 )
 from .table_fsq import CONSTRUCTION, DIFFERENT, FORWARD, SAME, TABLE
 from .test_vector_quantize import errors_of
@@ -95,11 +94,4 @@ def test_every_keyword_has_a_row(reference):
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8], ids=str)
 def test_dtype_of_levels(dtype, reference, subject):
-    indices = torch.tensor([0, 3, 17], dtype=dtype)
-    theirs, ours = (
-        package.FSQ([8, 5, 5]).indices_to_level_indices(indices) for package in (reference, subject)
-    )
-    assert torch.equal(ours.long(), theirs.long())
-    # Without the switch they are int64, as indices are.
-    kept = is_switched() or is_reference(subject)
-    assert ours.dtype == (theirs.dtype if kept else torch.int64)
+    assert_same_levels(reference.FSQ([8, 5, 5]), subject.FSQ([8, 5, 5]), dtype)

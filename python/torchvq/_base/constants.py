@@ -91,10 +91,8 @@ def expect_same_codes(owner: str, name: str, codes: Tensor, computed: Tensor) ->
     For assignments to what is a buffer in the reference: loaders write it anew, by a formula of their own.
     """
     same = isinstance(codes, Tensor) and codes.shape == computed.shape
-    expect(owner, same and _round_alike(codes, computed), name, _COMPUTED, "others")
-
-
-_COMPUTED = "the codes that the module computes"
+    same = same and _round_alike(codes, computed)
+    expect(owner, same, name, "the codes that the module computes", "others")
 
 
 def _round_alike(codes: Tensor, computed: Tensor) -> bool:
