@@ -67,9 +67,9 @@ struct NearestCodeSearchOf<T>::Block {
 
 namespace {
 
-constexpr int64_t kBlockValues =
-    24576;  // packed rows that stay in the second-level cache beside a panel
-constexpr int64_t kBlockRows = 96;  // running bests that stay in the first-level cache
+/// Running bests that stay in the first-level cache. As many with thousands of features: fewer packed rows would stay
+/// in the second level, but all codes come from the third once a block.
+constexpr int64_t kBlockRows = 96;
 
 /// A pair of float64 takes some four times as long as in a tile: as large a share of the codes is left.
 constexpr int64_t kSharePairs = 4;
@@ -81,12 +81,11 @@ template <typename T>
 void NearestCodeSearchOf<T>::search(const T* x, int64_t count, int64_t* indices) const {
   if (count == 0) return;
   const int64_t tile = scan_.tile_rows;
-  const int64_t most = std::clamp(kBlockValues / depth_ / tile * tile, 2 * tile, kBlockRows);
-  Block block(*this, std::min(most, round_up(count, tile)));
+  Block block(*this, std::min(kBlockRows, round_up(count, tile)));
   int64_t begin = 0;
-  for (; begin < count && screening_pays_.load(std::memory_order_relaxed); begin += most) {
+  for (; begin < count && screening_pays_.load(std::memory_order_relaxed); begin += kBlockRows) {
     block.x = x + begin * task_.dim;
-    block.count = std::min(most, count - begin);
+    block.count = std::min(kBlockRows, count - begin);
     block.indices = indices + begin * task_.k;
     search_block(block);
   }
