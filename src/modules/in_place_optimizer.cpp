@@ -53,6 +53,7 @@ std::string InPlaceOptimizer::in_place_optimizer_text() const {
 
 void InPlaceOptimizer::update_in_place_optimizer() {
   if (!in_place_optimizer_) return;
+  detail::follow_parameters(*in_place_optimizer_);
   in_place_optimizer_->step();
   in_place_optimizer_->zero_grad();
   // The optimizers of LibTorch write past the version counters, so a graph that holds the values
@@ -63,7 +64,9 @@ void InPlaceOptimizer::update_in_place_optimizer() {
 }
 
 State InPlaceOptimizer::in_place_optimizer_state() const {
-  return in_place_optimizer_ ? detail::optimizer_state(*in_place_optimizer_) : State();
+  if (!in_place_optimizer_) return {};
+  detail::follow_parameters(*in_place_optimizer_);
+  return detail::optimizer_state(*in_place_optimizer_);
 }
 
 void InPlaceOptimizer::check_in_place_optimizer_state(const State& state) const {

@@ -1,6 +1,7 @@
 #include "modules/optimizer_state.h"
 
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -106,6 +107,12 @@ void read(at::Tensor& field, const at::Tensor& value, const at::Tensor& paramete
                             /*copy=*/true);
 }
 
+void follow(int64_t /*field*/, const at::Tensor& /*parameter*/) {}
+
+void follow(at::Tensor& field, const at::Tensor& parameter) {
+  if (field.defined()) field = field.to(parameter.device(), parameter.scalar_type());
+}
+
 void check_field(int64_t /*field*/, const std::string& name, const at::Tensor& value,
                  const at::Tensor& /*parameter*/) {
   constexpr double kMostSteps = 9007199254740992;  // 2^53: a double holds every smaller number
@@ -140,7 +147,7 @@ bool reads_field(const std::string& name, const optim::OptimizerOptions& options
 }
 
 /// Removes the entries of parameter number `prefix` from `left`, after checking them. A parameter
-/// without any keeps its own.
+/// may have none.
 template <typename ParamState>
 void check_parameter(ParamState fields, const std::string& prefix, const at::Tensor& parameter,
                      const optim::OptimizerOptions& options, State& left) {
@@ -169,9 +176,12 @@ void load_parameter(ParamState fields, const std::string& prefix, const at::Tens
       found = true;
     }
   });
+  void* const key = parameter.unsafeGetTensorImpl();
   if (found) {
-    optimizer.state()[parameter.unsafeGetTensorImpl()] =
-        std::make_unique<ParamState>(std::move(fields));
+    optimizer.state()[key] = std::make_unique<ParamState>(std::move(fields));
+  } else if constexpr (!std::is_same_v<ParamState, optim::AdagradParamState>) {
+    // Adagrad makes its state at construction, and takes no step without.
+    optimizer.state().erase(key);
   }
 }
 
@@ -220,6 +230,17 @@ void load_optimizer_state(optim::Optimizer& optimizer, const State& state) {
   with_state_of(optimizer, [&](const auto& fields) {
     for (size_t i = 0; i < parameters.size(); ++i) {
       load_parameter(fields, std::to_string(i) + ".", parameters[i], state, optimizer);
+    }
+  });
+}
+
+void follow_parameters(optim::Optimizer& optimizer) {
+  with_state_of(optimizer, [&]<typename ParamState>(const ParamState&) {
+    for (const auto& parameter : parameters_of(optimizer)) {
+      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+      if (found == optimizer.state().end()) continue;
+      visit(static_cast<ParamState&>(*found->second),
+            [&](const std::string& /*name*/, auto& field) { follow(field, parameter); });
     }
   });
 }

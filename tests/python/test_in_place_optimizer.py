@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -13,9 +14,13 @@ import safetensors.torch
 import torch
 import vector_quantize_pytorch
 from torch import Tensor
+from torch.optim import Optimizer
 from vector_quantize_cases import CODES, DIM, adam, assert_continues_alike, build, train
 
 from torchvq import VectorQuantize
+
+momentum = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+adagrad = partial(torch.optim.Adagrad, lr=0.05)
 
 
 @pytest.mark.parametrize("how", ["torch", "safetensors", "deepcopy", "pickle"])
@@ -73,13 +78,53 @@ def test_a_wrong_state_of_the_in_place_optimizer_is_refused(
     assert all(torch.equal(after[name], own) for name, own in before.items())
 
 
-def test_in_place_optimizer_and_a_reference_checkpoint() -> None:
-    options = dict(learnable_codebook=True, ema_update=False, in_place_codebook_optimizer=adam)
+@pytest.mark.parametrize("make", [adam, adagrad], ids=["adam", "adagrad"])
+def test_in_place_optimizer_and_a_reference_checkpoint(make: Callable[..., Optimizer]) -> None:
+    options = dict(learnable_codebook=True, ema_update=False, in_place_codebook_optimizer=make)
     theirs = vector_quantize_pytorch.VectorQuantize(DIM, CODES, **options)
     module = VectorQuantize(DIM, CODES, **options)
     module.load_state_dict(theirs.state_dict(), strict=True)
     assert torch.equal(module.codebook, theirs.codebook)
     train(module, range(2))
+
+
+@pytest.mark.parametrize("make", [momentum, adam, adagrad], ids=["sgd", "adam", "adagrad"])
+@pytest.mark.parametrize("assign", [False, True], ids=["copied", "assigned"])
+def test_a_state_of_before_the_first_step_starts_anew(
+    make: Callable[..., Optimizer], assign: bool
+) -> None:
+    """As after a search for a learning rate, which goes back to where it began."""
+    original = build("learnable", 0, in_place_codebook_optimizer=make)
+    start = deepcopy(original.state_dict())
+    tried = deepcopy(original)
+    train(tried, range(5, 8))
+    tried.load_state_dict(start, assign=assign)
+    assert_continues_alike(tried, original)
+
+
+def test_a_part_of_a_state_leaves_the_in_place_optimizer_alone() -> None:
+    module = build("learnable", 0, in_place_codebook_optimizer=adam)
+    train(module, range(3))
+    twin = deepcopy(module)
+    module.load_state_dict({"_codebook.rng": module._codebook.rng.clone()}, strict=False)
+    assert_continues_alike(module, twin)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("make", [momentum, adam], ids=["sgd", "adam"])
+def test_a_module_that_is_cast_goes_on_like_one_that_loads_after_the_cast(
+    make: Callable[..., Optimizer], dtype: torch.dtype
+) -> None:
+    """A cast reaches the moments, which torch's optimizers refuse, or round otherwise, in another dtype; and so does a
+    move to another device, as after a load on the CPU."""
+    original = build("learnable", 0, in_place_codebook_optimizer=make)
+    train(original, range(3))
+    resumed = build("learnable", 7, in_place_codebook_optimizer=make).to(dtype)
+    resumed.load_state_dict(deepcopy(original.state_dict()))
+    original.to(dtype)
+    assert_continues_alike(resumed, original)
+    state = original.to("meta").state_dict()
+    assert all(value.is_meta for name, value in state.items() if not name.endswith("step"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)

@@ -21,7 +21,7 @@ TORCHVQ_API std::map<std::string, torch::Tensor> state_dict(const torch::nn::Mod
 ///
 /// State that vector-quantize-pytorch does not have ("rng", "cooldown", flags of the affine
 /// statistics) may be missing, and then gets its default. An in-place optimizer whose state is
-/// missing keeps its own.
+/// missing begins anew, but for Adagrad, whose state is there from its construction on.
 ///
 /// Throws   c10::ValueError for names that are missing or unknown and for shapes that differ; the
 ///          module is then unchanged.

@@ -1,9 +1,9 @@
 """The step of a codebook's own optimizer inside a training forward."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -220,14 +220,24 @@ _READ: dict[str, dict[str, str | None]] = {
 
 
 class OptimizerInCheckpoint:
-    """Lets torch.distributed.checkpoint resolve the keys of the optimizer's state
-    (``in_place_codebook_optimizer.0.exp_avg``) as paths of attributes, which an optimizer does not have.
+    """A module whose own optimizer goes with it: its state moves and is cast with the parameters.
+
+    Lets torch.distributed.checkpoint resolve the keys of that state (``in_place_codebook_optimizer.0.exp_avg``) as
+    paths of attributes, which an optimizer does not have.
     """
 
     in_place_codebook_optimizer: "Optimizer | None"
     in_place_parameter_names: list[str]
     #: Whether a checkpoint had state of the optimizer.
     in_place_state_loaded: bool = False
+    #: Whether the optimizer makes its state in its first step, as all of torch's do but Adagrad.
+    in_place_state_begins_empty: bool = False
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)  # type: ignore[misc]
+        if recurse and self.in_place_codebook_optimizer is not None:
+            _move_state(self.in_place_codebook_optimizer, fn)
+        return self
 
     def _fqn_modifiers(self) -> dict[str, str]:
         return {_PREFIX[:-1]: "_optimizer_paths"}
@@ -245,8 +255,9 @@ class OptimizerInCheckpoint:
 def keep_optimizer_in_checkpoint(vq: "Owner") -> None:
     """Adds the optimizer's state to the state dict, as tensors ``<prefix><parameter>.<name>``.
 
-    Its options are the constructor's. A checkpoint without these keys, as the reference writes, loads all the same;
-    the optimizer then keeps the state that it has.
+    Its options are the constructor's. A checkpoint of before the optimizer's first step has none of these keys, nor has
+    one of the reference: codes that load without them begin anew, as they do by a load into an optimizer of torch. One
+    that has its state from its construction on (Adagrad) then keeps what it has.
     """
     optimizer = vq.in_place_codebook_optimizer
     if optimizer is None or not hasattr(optimizer, "param_groups"):
@@ -255,6 +266,7 @@ def keep_optimizer_in_checkpoint(vq: "Owner") -> None:
             f"{type(vq).__name__}: expected in_place_codebook_optimizer to return an optimizer, but got {got}"
         )
     names = {id(parameter): name for name, parameter in vq.named_parameters()}
+    vq.in_place_state_begins_empty = not optimizer.state
     vq.in_place_parameter_names = [names[id(parameter)] for parameter in _in_groups(optimizer)]
     vq.register_state_dict_post_hook(_save)  # type: ignore[no-untyped-call]
     vq.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
@@ -278,6 +290,15 @@ def _parameters(owner: "Owner") -> list[Tensor]:
                 if old in optimizer.state:
                     optimizer.state[present] = optimizer.state.pop(old)
     return _in_groups(optimizer)
+
+
+@torch.no_grad()
+def _move_state(optimizer: "Optimizer", fn: Callable[[Tensor], Tensor]) -> None:
+    """Applies a move or a cast to the state; torch's optimizers take moments like their gradient alone."""
+    for own in optimizer.state.values():
+        for name, value in own.items():
+            if name != "step" and isinstance(value, Tensor):
+                own[name] = fn(value)
 
 
 def _in_groups(optimizer: "Optimizer") -> list[Tensor]:
@@ -347,6 +368,11 @@ def _load(
         )
     if len(errors) == wrong:
         assigned = bool(metadata.get("assign_to_params_buffers", False))
+        for path, parameter in zip(vq.in_place_parameter_names, parameters, strict=True):
+            # A part of a checkpoint, without the codes, leaves the optimizer alone.
+            lacking = prefix + path in state_dict and all(own is not parameter for own, *_ in found)
+            if lacking and vq.in_place_state_begins_empty:
+                optimizer.state.pop(parameter, None)
         for parameter, name, value in found:
             optimizer.state[parameter][name] = _own(value, name, parameter, assigned)
         vq.in_place_state_loaded = bool(found)

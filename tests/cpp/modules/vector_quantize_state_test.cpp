@@ -139,6 +139,36 @@ TEST(VectorQuantizeStateTest, TorchSaveContinuesTheRun) {
   }
 }
 
+TEST(VectorQuantizeStateTest, AStateOfBeforeTheFirstStepStartsAnew) {
+  for (const auto& [name, given] : configurations()) {
+    SCOPED_TRACE(name);
+    auto original = make(given);
+    auto tried = another(given);
+    train(tried, 5, 8);
+    load_state_dict(*tried, state_of(original));
+    expect_continues_alike(tried, original);
+
+    auto fresh = make(given);
+    std::stringstream file;
+    torch::save(fresh, file);
+    torch::load(tried, file);
+    expect_continues_alike(tried, fresh);
+  }
+}
+
+TEST(VectorQuantizeStateTest, AModuleThatIsCastContinuesLikeOneThatLoadsAfterTheCast) {
+  for (const auto& [name, given] : configurations()) {
+    SCOPED_TRACE(name);
+    auto original = make(given);
+    train(original, 0, 3);
+    auto resumed = another(given);
+    resumed->to(torch::kDouble);
+    load_state_dict(*resumed, state_of(original));
+    original->to(torch::kDouble);
+    expect_continues_alike(resumed, original);
+  }
+}
+
 TEST(VectorQuantizeStateTest, AnArchiveOfAnotherSizeIsRefusedAndChangesNothing) {
   VectorQuantize original(VectorQuantizeOptions(6).codebook_size(16));
   VectorQuantize other(VectorQuantizeOptions(6).codebook_size(32));
