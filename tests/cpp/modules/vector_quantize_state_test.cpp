@@ -1,94 +1,27 @@
-// State of the VectorQuantize module: names, checkpoints, copies, casts.
-#include <cmath>
+// State of the VectorQuantize module: names, checkpoints, casts.
 #include <set>
 #include <sstream>
 
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/container/any.h>
-#include <torch/nn/modules/linear.h>
-#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
 #include <torch/serialize.h>
 #include <torch/types.h>
 
 #include <torchvq/io/safetensors.h>
 
 #include "expect_throw.h"
-#include "modules/vector_quantize_support.h"
+#include "modules/vector_quantize_resumed.h"
 
 namespace torchvq::vector_quantize_state_test {
 namespace {
 
 using namespace torchvq::testing;
-
-constexpr int64_t kDim = 8;
-constexpr int64_t kCodes = 16;
-
-Options options() { return Options(kDim).codebook_size(kCodes); }
-
-/// A residual linear layer over the codes.
-struct BridgeImpl : torch::nn::Cloneable<BridgeImpl> {
-  BridgeImpl() { reset(); }
-  void reset() override { linear = register_module("linear", torch::nn::Linear(kDim, kDim)); }
-  torch::Tensor forward(const torch::Tensor& codes) { return codes + linear(codes); }
-  torch::nn::Linear linear{nullptr};
-};
-TORCH_MODULE(Bridge);
-
-template <typename Optimizer, typename OptimizerOptions>
-Options in_place(OptimizerOptions rates) {
-  return options().learnable_codebook(true).ema_update(false).in_place_codebook_optimizer(
-      [rates](std::vector<torch::Tensor> parameters) {
-        return std::make_shared<Optimizer>(std::move(parameters), rates);
-      });
-}
-
-Options with_adam() { return in_place<torch::optim::Adam>(torch::optim::AdamOptions(0.05)); }
-
-void train(VectorQuantize& module, int first, int last) {
-  for (int step = first; step < last; ++step) {
-    auto loss = module(normal({2, 30, kDim}, 100 + step)).loss;
-    loss.backward();
-    module->zero_grad();
-  }
-}
-
-/// Configurations that differ in their state.
-std::map<std::string, Options> configurations() {
-  return {
-      {"default", options()},
-      {"kmeans", options().kmeans_init(true).threshold_ema_dead_code(2)},
-      {"affine", options().affine_param(true)},
-      {"cosine", options().use_cosine_sim(true)},
-      {"norm", options().codebook_dim(3).layernorm_after_project_in(true)},
-      {"projected", options().heads(2).codebook_dim(3).separate_codebook_per_head(true)},
-      {"sampling", options().stochastic_sample_codes(true)},
-      {"orthogonal", options().orthogonal_reg_weight(0.5)},
-      {"bridge", options().vq_bridge(torch::nn::AnyModule(Bridge()))},
-      {"adam", with_adam()},
-      {"sgd", in_place<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9))},
-      {"adamw", in_place<torch::optim::AdamW>(torch::optim::AdamWOptions(0.05))},
-      {"rmsprop", in_place<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.05))},
-      {"adagrad", in_place<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.05))},
-  };
-}
-
-/// A module with the same options that shares nothing with the other one.
-VectorQuantize another(Options given) {
-  given.vq_bridge(given.vq_bridge().clone());
-  return make(given, /*seed=*/7);
-}
-
-/// A resumed run must continue like the uninterrupted one.
-void expect_continues_alike(VectorQuantize& resumed, VectorQuantize& original) {
-  expect_same_state(state_of(resumed), state_of(original));
-  train(resumed, 3, 6);
-  train(original, 3, 6);
-  expect_same_state(state_of(resumed), state_of(original));
-}
+using resumed::another, resumed::Bridge, resumed::configurations, resumed::expect_continues_alike;
+using resumed::in_place, resumed::kCodes, resumed::kDim, resumed::options, resumed::train;
+using resumed::with_adam;
 
 TEST(VectorQuantizeStateTest, NamesAreThoseOfPython) {
   const auto names = [](const Options& given) {
@@ -177,122 +110,6 @@ TEST(VectorQuantizeStateTest, AnArchiveOfAnotherSizeIsRefusedAndChangesNothing) 
   const auto before = state_of(other);
   EXPECT_THROW(torch::load(other, file), c10::ValueError);
   expect_same_state(state_of(other), before);
-}
-
-TEST(VectorQuantizeStateTest, CloneContinuesTheRunOnItsOwn) {
-  for (const auto& [name, given] : configurations()) {
-    SCOPED_TRACE(name);
-    auto original = make(given);
-    train(original, 0, 3);
-    const auto before = state_of(original);
-    VectorQuantize copy(std::dynamic_pointer_cast<VectorQuantizeImpl>(original->clone()));
-    train(copy, 3, 6);
-    expect_same_state(state_of(original), before);
-    VectorQuantize second(std::dynamic_pointer_cast<VectorQuantizeImpl>(original->clone()));
-    expect_continues_alike(second, original);
-    expect_same_state(state_of(copy), state_of(original));
-  }
-}
-
-VectorQuantize clone_of(const VectorQuantize& module) {
-  return VectorQuantize(std::dynamic_pointer_cast<VectorQuantizeImpl>(module->clone()));
-}
-
-TEST(VectorQuantizeStateTest, CopiesHaveTheOptionsOfNow) {
-  auto module = make(options());
-  module->options.commitment_weight(7);
-  module->codebook_state->options.decay(0.1).threshold_ema_dead_code(3);
-  auto copy = clone_of(module);
-  const auto x = normal({2, 30, kDim});
-  EXPECT_TRUE(at::equal(copy(x).loss, module(x).loss));
-  expect_continues_alike(copy, module);
-  auto bridged = make(configurations().at("bridge"));
-  bridged->codebook_state->options.vq_bridge(torch::nn::AnyModule());
-  auto plain = clone_of(bridged);
-  EXPECT_TRUE(plain->codebook_state->options.vq_bridge().is_empty());
-  bridged->codebook_state->options.vq_bridge(torch::nn::AnyModule(Bridge()));
-  auto replaced = clone_of(bridged);
-  EXPECT_TRUE(at::equal(replaced->codebook(), bridged->codebook()));
-  EXPECT_NE(replaced->codebook_state->options.vq_bridge().ptr(),
-            bridged->codebook_state->options.vq_bridge().ptr());
-}
-
-TEST(VectorQuantizeStateTest, CopiesHaveTheTensorsOfConstruction) {
-  for (const double weight : {0.0, 1.0}) {
-    auto module = make(options().orthogonal_reg_weight(weight));
-    module->options.orthogonal_reg_weight(1 - weight);
-    auto copy = clone_of(module);
-    EXPECT_EQ(copy->codebook_state->parameters().size(), weight > 0 ? 1u : 0u);
-    expect_continues_alike(copy, module);
-  }
-}
-
-TEST(VectorQuantizeStateTest, ModulesWithOtherPartsAreNotCopied) {
-  auto module = make(options());
-  module->register_module("probe", torch::nn::Linear(2, 2));
-  expect_throw_with<c10::ValueError>([&] { module->clone(); },
-                                     "clone: expected the module to have the submodules of its "
-                                     "construction, but got additional ones: probe, and missing "
-                                     "ones: none");
-  auto buffered = make(options());
-  buffered->register_buffer("seen", at::zeros({1}));
-  expect_throw_with<c10::ValueError>([&] { buffered->clone(); }, "additional ones: seen");
-}
-
-TEST(VectorQuantizeStateTest, CopiedOptimizersHaveTheRateOfNow) {
-  std::vector<std::shared_ptr<torch::optim::Optimizer>> made;
-  const auto given = options().learnable_codebook(true).ema_update(false);
-  auto module =
-      make(Options(given).in_place_codebook_optimizer([&](std::vector<torch::Tensor> parameters) {
-        made.push_back(std::make_shared<torch::optim::Adam>(std::move(parameters),
-                                                            torch::optim::AdamOptions(0.05)));
-        return made.back();
-      }));
-  train(module, 0, 2);
-  made[0]->param_groups()[0].options().set_lr(0.5);
-  auto copy = clone_of(module);
-  expect_continues_alike(copy, module);
-  made[0]->param_groups()[0].options().set_lr(0.25);
-  EXPECT_EQ(made[1]->param_groups()[0].options().get_lr(), 0.5);
-}
-
-TEST(VectorQuantizeStateTest, CloneInsideAModelUsesItsOwnTensors) {
-  struct ModelImpl : torch::nn::Cloneable<ModelImpl> {
-    explicit ModelImpl(Options given) : given(std::move(given)) { reset(); }
-    void reset() override { quantizer = register_module("quantizer", make(given)); }
-    Options given;
-    VectorQuantize quantizer{nullptr};
-  };
-  for (const auto& name : {"norm", "adam", "projected"}) {
-    SCOPED_TRACE(name);
-    auto original = std::make_shared<ModelImpl>(configurations().at(name));
-    train(original->quantizer, 0, 3);
-    const auto copy = std::dynamic_pointer_cast<ModelImpl>(original->clone());
-    expect_continues_alike(copy->quantizer, original->quantizer);
-    EXPECT_TRUE(state_dict(*copy).contains("quantizer._codebook.embed"));
-  }
-}
-
-TEST(VectorQuantizeStateTest, CopiesCountTheirOwnReplacedCodes) {
-  VectorQuantize original(Options(kDim).codebook_size(8).threshold_ema_dead_code(2));
-  original->forward(normal({2, 8, kDim}));
-  VectorQuantize copy(std::dynamic_pointer_cast<VectorQuantizeImpl>(original->clone()));
-  const auto before = copy->stats().replaced;
-  original->codebook_state->cluster_size.zero_();
-  original->expire_codes_(normal({1, 50, kDim}));
-  EXPECT_GT(original->stats().replaced, before);
-  EXPECT_EQ(copy->stats().replaced, before);
-}
-
-TEST(VectorQuantizeStateTest, CloneKeepsModeFrozenParametersAndStatisticsInWaiting) {
-  auto module = make(options().orthogonal_reg_weight(1));
-  module->codebook_state->embed.set_requires_grad(false);
-  module(normal({2, 30, kDim}), CallOptions().accum_ema_update(true));
-  VectorQuantize copy(std::dynamic_pointer_cast<VectorQuantizeImpl>(module->clone()));
-  EXPECT_FALSE(copy->codebook_state->embed.requires_grad());
-  expect_continues_alike(copy, module);
-  module->eval();
-  EXPECT_FALSE(module->clone()->is_training());
 }
 
 TEST(VectorQuantizeStateTest, StepsThatLearnTogetherGoOnInTheMiddle) {
