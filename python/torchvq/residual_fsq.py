@@ -175,7 +175,7 @@ class ResidualFSQ(ResidualStack):
     # Methods that ResidualStack calls --------------------------------------------------------------------
 
     def prepare_inputs(self, inputs: Tensor) -> Tensor:
-        levels, scales = self.num_quantizers, len(self.scales)
+        levels, scales = self.num_quantizers, self.scales.shape[0]
         expect(
             "ResidualFSQ", levels <= scales, "layers", f"at most {scales}, as scales are", levels
         )
@@ -200,22 +200,23 @@ class ResidualFSQ(ResidualStack):
     def encode_at_once(self, inputs: Tensor, depth: int | Tensor) -> tuple[Tensor, Tensor] | None:
         if self.gradient != "attached" or not isinstance(depth, int):
             return None
-        # The options of a level may be set apart.
         levels = self.quantizers
-        if any(level.orthogonal_rotation or self._is_noisy(level) for level in levels):
-            return None
         bound = levels[0].bound_name
-        if bound not in _BOUNDS or any(level.bound_name != bound for level in levels):
+        if bound not in _BOUNDS or any(self._is_apart(level, bound) for level in levels):
             return None
-        if any(is_replaced(level, STEPS) for level in levels):
-            return None
-        quantized, indices = _ops.residual_scalar_quantize(
-            inputs, self.levels, self.scales[:depth], bound=bound
-        )
-        dropped = self.num_quantizers - depth
+        # A slice of all takes as long as the operator does for a few tokens.
+        scales = self.scales if depth == self.scales.shape[0] else self.scales[:depth]
+        quantized, indices = _ops.residual_scalar_quantize(inputs, self.levels, scales, bound=bound)
+        dropped = len(levels) - depth
         if dropped > 0:
             indices = torch.nn.functional.pad(indices, (0, dropped), value=-1)
         return quantized, indices
+
+    def _is_apart(self, level: FSQ, bound: str) -> bool:
+        """Whether the operator of all levels cannot compute this one, whose options may be set apart."""
+        if level.orthogonal_rotation or self._is_noisy(level):
+            return True
+        return level.bound_name != bound or is_replaced(level, STEPS)
 
     def decode_level(self, index: int, indices: Tensor) -> Tensor:
         return self.quantizers[index].decode_tokens(indices.unsqueeze(-1), scale=self.scales[index])

@@ -2,7 +2,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/tanh_backward.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -26,49 +26,69 @@ at::Tensor by_operators(const at::Tensor& x, const at::Tensor& limit) {
   return x.div(limit).tanh().mul(limit).add(fixed.sub(fixed));
 }
 
+/// The elements between the rows of x, if these are contiguous, in order and equally far apart, as
+/// groups of features of a larger tensor are; 0 if not.
+int64_t row_step(const at::Tensor& x) {
+  const int64_t features = x.size(-1);
+  if (features > 1 && x.stride(-1) != 1) return 0;
+  int64_t step = 0, next = 0;
+  for (int64_t axis = x.dim() - 2; axis >= 0; --axis) {
+    const int64_t size = x.size(axis), stride = x.stride(axis);
+    if (size == 1) continue;
+    if (step == 0) step = stride;
+    if (stride < features || (next > 0 && stride != next)) return 0;
+    next = stride * size;
+  }
+  return step == 0 ? features : step;
+}
+
 /// Whether the passes below give the result: they have the bits of `by_operators`, and one node in
 /// a graph and two tensors in memory where that has four and five.
 bool in_few_passes(const at::Tensor& x, const at::Tensor& limit) {
   const auto dtype = x.scalar_type();
   return (dtype == at::kFloat || dtype == at::kDouble) && detail::is_readable(x) &&
-         x.is_contiguous() && detail::is_plain(limit) && limit.dim() <= 1 && x.dim() >= 1 &&
-         (limit.numel() == 1 || limit.numel() == x.size(-1)) && x.numel() > 0 &&
+         detail::is_plain(limit) && limit.dim() <= 1 && x.dim() >= 1 && x.numel() > 0 &&
+         (limit.numel() == 1 || limit.numel() == x.size(-1)) && row_step(x) > 0 &&
          !x._fw_grad(/*level=*/0).defined();
 }
 
-/// Calls function(element, limit of its feature) for every element.
+/// Calls function(element of x, element of the result, limit of its feature) for every element.
 template <typename T, typename Function>
 void for_each(const at::Tensor& x, const at::Tensor& limit, Function function) {
   const auto* limits = limit.const_data_ptr<T>();
-  const int64_t features = x.size(-1), step = limit.numel() == 1 ? 0 : 1;
+  const int64_t features = x.size(-1), rows = row_step(x), step = limit.numel() == 1 ? 0 : 1;
   at::parallel_for(0, x.numel() / features, 1 + kElementsPerTask / features,
                    [&](int64_t begin, int64_t end) {
                      for (int64_t row = begin; row < end; ++row) {
+                       const int64_t from = row * rows, to = row * features;
                        for (int64_t f = 0; f < features; ++f)
-                         function(row * features + f, limits[f * step]);
+                         function(from + f, to + f, limits[f * step]);
                      }
                    });
 }
 
+at::Tensor empty_result(const at::Tensor& x) { return at::empty(x.sizes(), x.options()); }
+
 /// tanh(x / limit).
 at::Tensor bounded(const at::Tensor& x, const at::Tensor& limit) {
-  auto result = at::empty_like(x);
+  auto result = empty_result(x);
   AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "soft_clamp", [&] {
-    const auto* from = x.const_data_ptr<scalar_t>();
-    auto* to = result.mutable_data_ptr<scalar_t>();
-    for_each<scalar_t>(x, limit, [&](int64_t at, scalar_t own) { to[at] = from[at] / own; });
+    const auto* source = x.const_data_ptr<scalar_t>();
+    auto* target = result.mutable_data_ptr<scalar_t>();
+    for_each<scalar_t>(
+        x, limit, [&](int64_t from, int64_t to, scalar_t own) { target[to] = source[from] / own; });
   });
   return result.tanh_();
 }
 
 /// The result, from `bounded`.
 at::Tensor clamped(const at::Tensor& x, const at::Tensor& limit, const at::Tensor& bounded) {
-  auto result = at::empty_like(x);
+  auto result = empty_result(x);
   AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "soft_clamp", [&] {
-    const auto *from = x.const_data_ptr<scalar_t>(), *within = bounded.const_data_ptr<scalar_t>();
-    auto* to = result.mutable_data_ptr<scalar_t>();
-    for_each<scalar_t>(x, limit, [&](int64_t at, scalar_t own) {
-      to[at] = within[at] * own + (from[at] - from[at]);
+    const auto *source = x.const_data_ptr<scalar_t>(), *within = bounded.const_data_ptr<scalar_t>();
+    auto* target = result.mutable_data_ptr<scalar_t>();
+    for_each<scalar_t>(x, limit, [&](int64_t from, int64_t to, scalar_t own) {
+      target[to] = within[to] * own + (source[from] - source[from]);
     });
   });
   return result;

@@ -42,11 +42,34 @@ def test_bits_are_those_of_the_operators(dtype: torch.dtype, limit: Tensor, thre
     assert torch.equal(own.view(bits), theirs.view(bits))
 
 
+STRIDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda x: x.t().contiguous().t(),
+    "group": lambda x: torch.cat([x, x * 3], -1).chunk(2, -1)[0],
+    "group of a batch": lambda x: torch.cat([x, x], -1).view(8, 2, -1, 10).chunk(2, -1)[1],
+    "items of a larger batch": lambda x: torch.stack([x, x]).view(4, -1, 5)[::2],
+    "every other feature": lambda x: x.repeat_interleave(2, 1)[:, ::2],
+    "repeated": lambda x: x[:1].expand(7, 5),
+    "repeated batch": lambda x: x[None].expand(3, *x.shape),
+    "channels first": lambda x: x.view(4, -1, 5).transpose(1, 2).contiguous().transpose(1, 2),
+    "one row": lambda x: x[::40000],
+    "features once": lambda x: x[:, :1].expand(-1, 5),
+}
+
+
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
-def test_other_strides_have_the_same_bits(limit: Tensor) -> None:
-    x = inputs(torch.float32)
-    turned = x.t().contiguous().t()
-    assert torch.equal(_ops.soft_clamp(turned, limit), _ops.soft_clamp(x, limit))
+@pytest.mark.parametrize("strided", STRIDED.values(), ids=STRIDED)
+def test_other_strides_have_the_same_bits(
+    limit: Tensor, strided: Callable[[Tensor], Tensor]
+) -> None:
+    x = strided(inputs(torch.float32))
+    found, expected = x.detach().requires_grad_(), x.contiguous().requires_grad_()
+    output, oracle = _ops.soft_clamp(found, limit), by_torch(expected, limit)
+    assert torch.equal(output, oracle) and torch.equal(_ops.soft_clamp(x, limit), oracle)
+    assert output.stride() == by_torch(found, limit).stride()
+    upstream = torch.randn(x.shape)
+    (own,) = torch.autograd.grad(output, found, upstream)
+    (theirs,) = torch.autograd.grad(oracle, expected, upstream)
+    assert torch.equal(own, theirs)
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
