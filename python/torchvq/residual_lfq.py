@@ -215,15 +215,16 @@ class ResidualLFQ(ResidualStack):
 
     def losses_of(self, result: StackResult, totals: list[Tensor | None]) -> Tensor:
         """The losses (Q,) of a forward, 0 for dropped levels."""
+        levels = self.quantizers
         losses = []
         for index, (found, own) in enumerate(zip(result.details, totals, strict=True)):
-            level, loss = self.quantizers[index], found.loss
+            level, loss = levels[index], found.loss
             # A level that learns by itself has no part in the totals of the others.
-            shared = None if ranks_of(level, "ResidualLFQ").alone else own
-            if level.training and (shared is not None or self.gradient == "summed"):
-                loss = _lookup_free.loss(level, found.signs, shared)
+            alone = own is None or ranks_of(level, "ResidualLFQ").alone
+            if level.training and (not alone or self.gradient == "summed"):
+                loss = _lookup_free.loss(level, found.signs, None if alone else own)
             losses.append(only_if(in_use(result.depth, index), loss))
-        return stack_levels(losses, self.num_quantizers)
+        return stack_levels(losses, len(levels))
 
     def decode_level(self, index: int, indices: Tensor) -> Tensor:
         level = self.quantizers[index]
