@@ -20,7 +20,8 @@ void GroupedResidualLFQImpl::reset() {
   auto own = options.rlfq();
   own.dim(options.dim() / options.groups());
   if (options.accept_image_fmap()) own.is_channel_first(true);
-  detail::fill_groups(*this, [&](int64_t /*group*/) { return ResidualLFQ(own); });
+  detail::fill_groups(
+      *this, [&](int64_t group) { return ResidualLFQ(own, /*owns_activation=*/group == 0); });
 }
 
 void GroupedResidualLFQImpl::pretty_print(std::ostream& stream) const {

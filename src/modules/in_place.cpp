@@ -110,6 +110,8 @@ InPlaceStep in_place_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
   InPlaceStep own{loss.detach(), {}};
   if (learns) {
     const at::NoGradGuard no_grad;
+    // The count that the step began with may be a tensor of inference mode.
+    state.reset_replaced();
     own.counts = state.learn(found.inputs, found.indices, own_mask, request.ema_update,
                              request.accumulate, request.weight, request.ranks);
   }

@@ -6,6 +6,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Type.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -82,6 +83,8 @@ void InPlaceOptimizer::check_in_place_optimizer_state(const State& state) const 
 void InPlaceOptimizer::load_in_place_optimizer_state(const State& state) {
   check_in_place_optimizer_state(state);
   if (in_place_optimizer_) {
+    // Later steps write to the state outside of inference mode.
+    const c10::InferenceMode no_inference(false);
     detail::load_optimizer_state(*in_place_optimizer_, state);
     in_place_state_loaded_ = !state.empty();
   }

@@ -56,10 +56,11 @@ torch::Tensor CosineSimLinearImpl::forward(const torch::Tensor& x) {
   return F::cosine_linear(x, weight, scale);
 }
 
-LFQImpl::LFQImpl(LFQOptions options_, bool is_level)
+LFQImpl::LFQImpl(LFQOptions options_, bool is_level, bool owns_activation)
     : options(std::move(options_)),
       built_from_(options),
       is_level_(is_level),
+      owns_activation_(owns_activation),
       handle_(distributed::new_handle()) {
   reset();
   if (!is_level_) warn_if_unbounded();
@@ -98,7 +99,7 @@ void LFQImpl::reset() {
         "project_out", torch::nn::Linear(torch::nn::LinearOptions(inner, dim()).bias(bias)));
   }
   auto& activation = options.straight_through_activation();
-  if (!activation.is_empty()) register_module("activation", activation.ptr());
+  if (!activation.is_empty() && owns_activation_) register_module("activation", activation.ptr());
   bit_values = register_buffer(
       "mask", at::ones({bits_}, at::kLong).bitwise_left_shift(at::arange(bits_ - 1, -1, -1)));
   if (options.orthogonal_rotation()) {
@@ -117,10 +118,17 @@ std::shared_ptr<torch::nn::Module> LFQImpl::clone(
     const std::optional<torch::Device>& device) const {
   auto own = built_from_;
   own.straight_through_activation(own.straight_through_activation().clone(device));
-  auto copy = std::make_shared<LFQImpl>(std::move(own), is_level_);
+  auto copy = std::make_shared<LFQImpl>(std::move(own), is_level_, owns_activation_);
   detail::copy_tensors(*this, *copy, device);
   copy->copy_options(*this, device);
   return copy;
+}
+
+std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> LFQImpl::borrowed_modules()
+    const {
+  const auto& activation = built_from_.straight_through_activation();
+  if (owns_activation_ || activation.is_empty()) return {};
+  return {{"activation", activation.ptr()}};
 }
 
 void LFQImpl::copy_options(const LFQImpl& other, const std::optional<torch::Device>& device) {

@@ -57,8 +57,8 @@ bool averages_levels(const ResidualLFQOptions& options) {
 
 }  // namespace
 
-ResidualLFQImpl::ResidualLFQImpl(ResidualLFQOptions options_)
-    : options(std::move(options_)), built_from_(options) {
+ResidualLFQImpl::ResidualLFQImpl(ResidualLFQOptions options_, bool owns_activation)
+    : options(std::move(options_)), built_from_(options), owns_activation_(owns_activation) {
   reset();
   levels[0]->warn_if_unbounded();
 }
@@ -68,7 +68,8 @@ void ResidualLFQImpl::reset() {
   levels.clear();
   auto list = register_module("layers", torch::nn::ModuleList());
   for (int64_t level = 0; level < options.num_quantizers(); ++level) {
-    levels.emplace_back(level_options(options, level), /*is_level=*/true);
+    levels.emplace_back(level_options(options, level), /*is_level=*/true,
+                        owns_activation_ && level == 0);
     list->push_back(levels.back());
   }
   const auto inner = levels[0]->codebook_dim();
@@ -92,7 +93,7 @@ std::shared_ptr<torch::nn::Module> ResidualLFQImpl::clone(
   auto own = built_from_;
   auto& activation = own.lfq().straight_through_activation();
   activation = activation.clone(device);
-  auto copy = std::make_shared<ResidualLFQImpl>(std::move(own));
+  auto copy = std::make_shared<ResidualLFQImpl>(std::move(own), owns_activation_);
   detail::copy_tensors(*this, *copy, device);
   copy->copy_options(*this, device);
   return copy;

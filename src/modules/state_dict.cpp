@@ -9,6 +9,7 @@
 #include <torchvq/modules/codebook.h>
 #include <torchvq/modules/hierarchical_vq.h>
 #include <torchvq/modules/in_place_optimizer.h>
+#include <torchvq/modules/lfq.h>
 #include <torchvq/modules/sim_vq.h>
 #include <torchvq/modules/vector_quantize.h>
 
@@ -70,6 +71,7 @@ State tensors_of(torch::nn::Module& module) {
   each_borrowed<VectorQuantizeImpl>(module, add);
   each_borrowed<CodebookImpl>(module, add);
   each_borrowed<SimVQImpl>(module, add);
+  each_borrowed<LFQImpl>(module, add);
   return state;
 }
 

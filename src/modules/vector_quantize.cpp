@@ -304,7 +304,7 @@ void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch:
   detail::check_targets(targets, x, layout, codebook_state->embed.size(1));
   const auto head_mask = layout.split_mask(layout.token_mask(x, mask, std::nullopt));
   auto inputs = layout.split_heads(project(layout.pack(x)));
-  if (options.use_cosine_sim()) {
+  if (codebook_state->options.use_cosine_sim()) {
     inputs = ops::unit_vectors(inputs);
   }
   const auto ranks = detail::sharing_ranks_of(*this, kVectorQuantize, options.dim());
@@ -329,7 +329,7 @@ void VectorQuantizeImpl::expire_codes_(const torch::Tensor& x) {
                     "VectorQuantize: expected x to be of shape (B, N, ", width, "), but got shape ",
                     x.sizes());
   auto inputs = detail::layout_of(options, kVectorQuantize).split_heads(x);
-  if (options.use_cosine_sim()) {
+  if (codebook_state->options.use_cosine_sim()) {
     inputs = ops::unit_vectors(inputs);
   }
   const auto ranks = detail::sharing_ranks_of(*this, kVectorQuantize, options.dim());

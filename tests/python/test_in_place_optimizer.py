@@ -140,6 +140,15 @@ def test_loaded_state_gets_the_dtype_of_its_parameter(dtype: torch.dtype) -> Non
     train(resumed, range(2, 4))
 
 
+def test_state_loaded_in_inference_mode_goes_on() -> None:
+    original = build("learnable", 0, in_place_codebook_optimizer=adam)
+    train(original, range(2))
+    resumed = build("learnable", 7, in_place_codebook_optimizer=adam)
+    with torch.inference_mode():
+        resumed.load_state_dict(original.state_dict())
+    assert_continues_alike(resumed, original)
+
+
 def test_assigned_state_keeps_the_dtype_it_shares_with_the_assigned_codes() -> None:
     original = build("learnable", 0, in_place_codebook_optimizer=adam).double()
     train(original, range(2))

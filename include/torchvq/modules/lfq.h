@@ -3,6 +3,8 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/nn/modules/common.h>
@@ -64,8 +66,10 @@ struct LookupFreeOutput {
 /// ```
 class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
  public:
-  /// @param is_level  a level of a stack does not warn, and uses the generator of the stack.
-  explicit LFQImpl(LFQOptions options, bool is_level = false);
+  /// @param is_level         a level of a stack does not warn, and uses the generator of the stack.
+  /// @param owns_activation  whether straight_through_activation is registered here; not where
+  ///                         another level of a stack owns it.
+  explicit LFQImpl(LFQOptions options, bool is_level = false, bool owns_activation = true);
 
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
@@ -114,6 +118,8 @@ class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
   }
   /// The magnitude of each feature of a code.
   double code_value() const;
+  /// Modules of other owners that this one uses, by the names that they have in Python's state.
+  std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> borrowed_modules() const;
 
   LFQOptions options;
   torch::nn::Linear linear_in{nullptr};    ///< "project_in"; empty without projections
@@ -144,7 +150,7 @@ class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
   void warn_if_unbounded() const;
 
   LFQOptions built_from_;  ///< the options at construction, from which clone() builds
-  bool is_level_;
+  bool is_level_, owns_activation_;
   int64_t bits_ = 0;
   int64_t handle_;
 };

@@ -49,7 +49,9 @@ struct ResidualLFQOutput {
 /// ```
 class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
  public:
-  explicit ResidualLFQImpl(ResidualLFQOptions options);
+  /// @param owns_activation  false: another stack of the same group registers the module of
+  ///                         straight_through_activation, which all levels share.
+  explicit ResidualLFQImpl(ResidualLFQOptions options, bool owns_activation = true);
 
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
@@ -124,6 +126,7 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
   bool drops() const { return options.quantize_dropout() && options.num_quantizers() > 1; }
 
   ResidualLFQOptions built_from_;  ///< the options at construction, from which clone() builds
+  bool owns_activation_;
 };
 
 TORCH_MODULE(ResidualLFQ);

@@ -128,9 +128,9 @@ class TORCHVQ_API VectorQuantizeImpl : public CheckedLoad<VectorQuantizeImpl>,
   /// Modules that belong to this one but are registered by another, by the name they have here.
   std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> borrowed_modules() const;
 
-  /// As they are now; but decay, eps, k-means, dead codes, the decays of affine_param, manual updates,
-  /// vq_bridge and sync_every count in codebook_state->options, and another affine_param is an
-  /// error.
+  /// As they are now; but use_cosine_sim, decay, eps, k-means, dead codes, the decays of
+  /// affine_param, manual updates, vq_bridge and sync_every count in codebook_state->options, and
+  /// another affine_param is an error.
   VectorQuantizeOptions options;
   torch::nn::Linear project_in{nullptr};  ///< empty without projection, as are the next two
   torch::nn::LayerNorm project_in_norm{

@@ -378,6 +378,8 @@ def _load(
         vq.in_place_state_loaded = bool(found)
 
 
+@torch.inference_mode(False)  # later steps write to it outside of inference mode
+@torch.no_grad()
 def _own(value: Tensor, name: str, parameter: Tensor, assigned: bool) -> Tensor:
     """A copy of loaded state on the device and of the dtype of its parameter, as torch's optimizers load it.
 

@@ -284,6 +284,24 @@ TEST(ArchivesTest, AnOptimizerWhoseParametersAreFrozenDoesNothing) {
   expect_frozen(values, torch::randn({2, 5, 2}));
 }
 
+TEST(ArchivesTest, AnOptimizerLoadedInInferenceModeGoesOn) {
+  auto options = VectorQuantizeOptions(kDim).codebook_size(8).learnable_codebook(true);
+  options.ema_update(false).in_place_codebook_optimizer([](std::vector<torch::Tensor> parameters) {
+    return std::make_shared<torch::optim::Adam>(std::move(parameters));
+  });
+  VectorQuantize module(options), from_archive(options), from_state(options);
+  const auto x = torch::randn({2, 5, kDim});
+  module(x);
+  {
+    const c10::InferenceMode mode;
+    copy_by_archive(module, from_archive);
+    load_state_dict(*from_state, state_dict(*module));
+  }
+  module(x), from_archive(x), from_state(x);
+  expect_equal(tensors_of(*from_archive), tensors_of(*module));
+  expect_equal(tensors_of(*from_state), tensors_of(*module));
+}
+
 TEST(ArchivesTest, AFunctionThatMakesNoOptimizerIsRefused) {
   const auto none = [](const std::vector<torch::Tensor>& /*parameters*/) {
     return std::shared_ptr<torch::optim::Optimizer>();

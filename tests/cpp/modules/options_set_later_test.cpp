@@ -149,6 +149,16 @@ TEST(OptionsSetLaterTest, TheMetricOfOneLevelIsItsOwn) {
   EXPECT_FALSE(learns_unit_vectors(0));
 }
 
+TEST(OptionsSetLaterTest, UpdatesFromTokensHaveTheMetricOfForward) {
+  auto module = make(options());
+  module->codebook_state->options.use_cosine_sim(true);
+  VectorQuantize twin(std::dynamic_pointer_cast<VectorQuantizeImpl>(module->clone()));
+  const auto x = normal({2, 60, kDim}) * 3;
+  twin->update_ema_indices(x, module(x).indices);
+  EXPECT_TRUE(at::equal(twin->codebook_state->embed, module->codebook_state->embed));
+  EXPECT_TRUE(at::equal(twin->codebook_state->embed_avg, module->codebook_state->embed_avg));
+}
+
 TEST(OptionsSetLaterTest, AffineMapsAndDiveqAreChosenAtConstruction) {
   const auto affine = at_construction("VectorQuantize", "affine_param") +
                       "makes the statistics of the map, but got set on the module";

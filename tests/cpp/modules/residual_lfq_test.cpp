@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
 #include <torchvq/modules/residual_lfq.h>
@@ -155,6 +156,36 @@ TEST(ResidualLFQTest, StateHasTheNamesOfPython) {
   auto copy = std::dynamic_pointer_cast<ResidualLFQImpl>(stack->clone());
   const auto x = normal({1, 9, 7});
   EXPECT_TRUE(at::equal(stack(x).loss, copy->forward(x).loss));
+}
+
+TEST(ResidualLFQTest, LevelsAndGroupsShareAnActivationThatIsListedOnce) {
+  const auto with_activation = [] {
+    auto own = options();
+    own.lfq().straight_through_activation(torch::nn::AnyModule(torch::nn::Linear(4, 4)));
+    return own;
+  };
+  const auto grouped = [&] { return GroupedResidualLFQOptions(8, with_activation()).groups(2); };
+  ResidualLFQ stack(with_activation()), other(with_activation());
+  GroupedResidualLFQ groups(grouped()), other_groups(grouped());
+  const auto check = [](auto& module, auto& loaded, const torch::Tensor& x,
+                        const std::string& last) {
+    EXPECT_EQ(module->parameters().size(), 2U);
+    const auto state = state_dict(*module);
+    EXPECT_TRUE(state.contains(last));
+    load_state_dict(*loaded, state);
+    const auto copy = module->clone();
+    EXPECT_EQ(copy->parameters().size(), 2U);
+    EXPECT_TRUE(at::equal(copy->parameters()[0], module->parameters()[0]));
+    EXPECT_TRUE(at::equal(loaded->parameters()[0], module->parameters()[0]));
+    const auto weight = module->parameters()[0].detach().clone();
+    torch::optim::SGD optimizer(module->parameters(), torch::optim::SGDOptions(0.1));
+    module(x).quantized.square().sum().backward();
+    optimizer.step();
+    const auto stepped = weight - 0.1 * module->parameters()[0].grad();
+    EXPECT_TRUE(at::allclose(module->parameters()[0], stepped, 1e-5, 1e-7));
+  };
+  check(stack, other, normal({2, 5, 4}), "layers.2.activation.bias");
+  check(groups, other_groups, normal({2, 5, 8}), "rvqs.1.layers.2.activation.bias");
 }
 
 TEST(ResidualLFQTest, OptionsAreChecked) {

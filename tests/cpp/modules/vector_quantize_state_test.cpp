@@ -240,6 +240,7 @@ TEST(VectorQuantizeStateTest, InPlaceOptimizerStepsInInferenceModeAsWithoutGradi
   expect_step_in_inference_mode(make(with_adam().heads(2).codebook_dim(4)),
                                 CallOptions().mask(mask));
   expect_step_in_inference_mode(make(with_adam().affine_param(true)));
+  expect_step_in_inference_mode(make(with_adam().threshold_ema_dead_code(1)));
   expect_step_in_inference_mode(make(with_adam().vq_bridge(torch::nn::AnyModule(Bridge()))));
   auto wide = make(with_adam());
   wide->to(at::kDouble);
