@@ -20,7 +20,7 @@ namespace {
 
 using namespace torchvq::testing;
 using resumed::another, resumed::Bridge, resumed::configurations, resumed::expect_continues_alike;
-using resumed::in_place, resumed::kCodes, resumed::kDim, resumed::options, resumed::train;
+using resumed::in_place, resumed::kDim, resumed::options, resumed::train;
 using resumed::with_adam;
 
 TEST(VectorQuantizeStateTest, NamesAreThoseOfPython) {
