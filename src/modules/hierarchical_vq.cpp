@@ -66,8 +66,9 @@ std::string scales_signature(const HierarchicalVQImpl& hvq,
   std::ostringstream text;
   text << std::boolalpha << "HierarchicalVQ of scales";
   for (const auto& shape : hvq.resolved().shapes) text << " " << at::IntArrayRef(shape);
-  text << ", shared " << options.shared_codebook() << ", dropout " << options.nested_dropout()
-       << " from " << options.nested_dropout_min_levels() << ", frozen scales"
+  text << ", shared " << options.shared_codebook() << ", dropout "
+       << detail::number_text(options.nested_dropout()) << " from "
+       << options.nested_dropout_min_levels() << ", frozen scales"
        << detail::numbers_of(levels, [&](const VectorQuantizeImpl& vq) {
             return detail::freezes(hvq, vq, frozen);
           });

@@ -9,14 +9,25 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Type.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
 
 #include "modules/optimizer_state.h"
+#include "modules/ranks.h"
 
 namespace torchvq {
 
 using State = std::map<std::string, at::Tensor>;
 
 namespace {
+
+namespace optim = torch::optim;
+using detail::number_text;
+
+std::string flag_text(bool value) { return value ? "true" : "false"; }
 
 constexpr auto kArchiveKey = "in_place_codebook_optimizer";
 
@@ -27,6 +38,50 @@ std::optional<double> rate_of(const torch::optim::Optimizer& optimizer) {
   } catch (const c10::Error&) {
     return std::nullopt;
   }
+}
+
+// The options of construction besides the rate, by their Python names.
+
+std::string options_text(const optim::SGDOptions& options) {
+  return ", momentum " + number_text(options.momentum()) + ", dampening " +
+         number_text(options.dampening()) + ", nesterov " + flag_text(options.nesterov());
+}
+
+template <typename AdamOptions>
+std::string adam_text(const AdamOptions& options) {
+  const auto& [first, second] = options.betas();
+  return ", betas " + number_text(first) + " and " + number_text(second) + ", eps " +
+         number_text(options.eps()) + ", amsgrad " + flag_text(options.amsgrad());
+}
+
+std::string options_text(const optim::AdamOptions& options) { return adam_text(options); }
+std::string options_text(const optim::AdamWOptions& options) { return adam_text(options); }
+
+std::string options_text(const optim::RMSpropOptions& options) {
+  return ", alpha " + number_text(options.alpha()) + ", eps " + number_text(options.eps()) +
+         ", momentum " + number_text(options.momentum()) + ", centered " +
+         flag_text(options.centered());
+}
+
+std::string options_text(const optim::AdagradOptions& options) {
+  return ", lr_decay " + number_text(options.lr_decay()) + ", initial_accumulator_value " +
+         number_text(options.initial_accumulator_value()) + ", eps " + number_text(options.eps());
+}
+
+/// The text of options of this type; "" for others.
+template <typename Options>
+std::string text_if(const optim::OptimizerOptions& all) {
+  const auto* const options = dynamic_cast<const Options*>(&all);
+  if (options == nullptr) return "";
+  return options_text(*options) + ", weight_decay " + number_text(options->weight_decay());
+}
+
+/// "" for optimizers that are none of torch::optim.
+std::string other_options(const optim::Optimizer& optimizer) {
+  const auto& all = optimizer.defaults();
+  return text_if<optim::SGDOptions>(all) + text_if<optim::AdamOptions>(all) +
+         text_if<optim::AdamWOptions>(all) + text_if<optim::RMSpropOptions>(all) +
+         text_if<optim::AdagradOptions>(all);
 }
 
 }  // namespace
@@ -47,9 +102,9 @@ std::string InPlaceOptimizer::in_place_optimizer_text() const {
   const auto& optimizer = *in_place_optimizer_;
   std::ostringstream text;
   text << c10::demangle(typeid(optimizer).name());
-  if (const auto rate = rate_of(optimizer)) text << " of rate " << *rate;
+  if (const auto rate = rate_of(optimizer)) text << " of rate " << number_text(*rate);
   if (in_place_state_loaded_) text << " with loaded state";
-  return text.str();
+  return text.str() + other_options(optimizer);
 }
 
 void InPlaceOptimizer::update_in_place_optimizer() {

@@ -243,8 +243,9 @@ std::string LFQImpl::label() const {
 std::string LFQImpl::signature() const {
   std::ostringstream text;
   text << std::boolalpha << label() << ", " << options.num_codebooks() << " codebooks, scale "
-       << options.codebook_scale() << ", spherical " << options.spherical() << ", fraction "
-       << options.frac_per_sample_entropy() << ", vqp_compat " << options.vqp_compat();
+       << detail::number_text(options.codebook_scale()) << ", spherical " << options.spherical()
+       << ", fraction " << detail::number_text(options.frac_per_sample_entropy()) << ", vqp_compat "
+       << options.vqp_compat();
   return text.str();
 }
 

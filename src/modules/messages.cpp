@@ -51,10 +51,10 @@ std::string level_signature(const VectorQuantizeImpl& vq) {
   std::ostringstream text;
   text << std::boolalpha << "k-means of " << state.kmeans_iters() << " iterations over ranks "
        << state.sync_kmeans() << ", affine map over ranks " << state.sync_affine_param()
-       << " with decays " << state.affine_param_batch_decay() << " and "
-       << state.affine_param_codebook_decay() << ", diversity "
-       << options.codebook_diversity_loss_weight() << " at "
-       << options.codebook_diversity_temperature() << ", own optimizer "
+       << " with decays " << number_text(state.affine_param_batch_decay()) << " and "
+       << number_text(state.affine_param_codebook_decay()) << ", diversity "
+       << number_text(options.codebook_diversity_loss_weight()) << " at "
+       << number_text(options.codebook_diversity_temperature()) << ", own optimizer "
        << vq.in_place_optimizer_text() << ", manual " << options.manual_in_place_optimizer_update();
   return text.str();
 }

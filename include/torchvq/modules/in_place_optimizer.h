@@ -22,8 +22,9 @@ class TORCHVQ_API InPlaceOptimizer {
   bool has_in_place_optimizer() const;
   /// Whether training steps it: not if all its parameters are frozen.
   bool learns_in_place() const;
-  /// Its class and its rate at construction, which a scheduler does not change, and whether it has
-  /// loaded state; "none" without one. Ranks must agree in these.
+  /// Its class and its options at construction, which a scheduler does not change, and whether it
+  /// has loaded state; "none" without one. Ranks must agree in these. Of an optimizer that is not
+  /// torch::optim's SGD, Adam, AdamW, RMSprop or Adagrad only the rate is told.
   std::string in_place_optimizer_text() const;
   /// Steps the optimizer, then clears its gradients; does nothing without an optimizer.
   virtual void update_in_place_optimizer();

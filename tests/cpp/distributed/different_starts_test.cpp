@@ -4,10 +4,15 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
@@ -122,6 +127,55 @@ TEST(DifferentStartsTest, OwnOptimizersHaveOneRateAtTheirStart) {
   const auto same = on_ranks(
       2, [&](int rank, const std::string&) { VectorQuantize(options(rank, 0.5))->forward(x); });
   EXPECT_EQ(same, std::vector<std::string>(2));
+}
+
+TEST(DifferentStartsTest, OwnOptimizersHaveTheSameOptions) {
+  namespace optim = torch::optim;
+  using Parameters = std::vector<torch::Tensor>;
+  using Made = std::shared_ptr<optim::Optimizer>;
+  using Make = std::function<Made(const Parameters&, int)>;
+  const std::vector<std::pair<Make, std::string>> rows = {
+      {[](const Parameters& of, int rank) -> Made {
+         return std::make_shared<optim::SGD>(of, optim::SGDOptions(0.1).momentum(0.9 * rank));
+       },
+       "rank 0: momentum 0; rank 1: momentum 0.9"},
+      {[](const Parameters& of, int rank) -> Made {
+         return std::make_shared<optim::SGD>(of, optim::SGDOptions(rank == 0 ? 0.1 : 0.10000001));
+       },
+       "rank 0: own optimizer torch::optim::SGD of rate 0.1; rank 1: own optimizer "
+       "torch::optim::SGD of rate 0.10000001"},
+      {[](const Parameters& of, int rank) -> Made {
+         const auto betas = std::make_tuple(0.9, rank == 0 ? 0.999 : 0.9);
+         return std::make_shared<optim::Adam>(of, optim::AdamOptions().betas(betas));
+       },
+       "rank 0: betas 0.9 and 0.999; rank 1: betas 0.9 and 0.9"},
+      {[](const Parameters& of, int rank) -> Made {
+         return std::make_shared<optim::AdamW>(of, optim::AdamWOptions().weight_decay(rank));
+       },
+       "rank 0: weight_decay 0; rank 1: weight_decay 1"},
+      {[](const Parameters& of, int rank) -> Made {
+         return std::make_shared<optim::RMSprop>(of, optim::RMSpropOptions().centered(rank == 1));
+       },
+       "rank 0: centered false; rank 1: centered true"},
+      {[](const Parameters& of, int rank) -> Made {
+         return std::make_shared<optim::Adagrad>(of, optim::AdagradOptions().lr_decay(rank));
+       },
+       "rank 0: lr_decay 0; rank 1: lr_decay 1"},
+  };
+  const auto x = batch_of(0, 2)[1].x;
+  for (const auto& [make, difference] : rows) {
+    const auto train = [x, make = make](int rank, const std::string&) {
+      VectorQuantize(
+          VectorQuantizeOptions(kDim)
+              .codebook_size(24)
+              .process_group(group_of(rank))
+              .learnable_codebook(true)
+              .ema_update(false)
+              .in_place_codebook_optimizer([&](const Parameters& of) { return make(of, rank); }))
+          ->forward(x);
+    };
+    expect_each_has(on_ranks(2, train), difference);
+  }
 }
 
 // A part that evaluates on rank 1 -----------------------------------------------------------------

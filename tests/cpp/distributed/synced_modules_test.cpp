@@ -360,6 +360,7 @@ TEST(SyncedModulesTest, OptionsThatDecideOnMessagesMustBeEqual) {
   const std::vector<std::tuple<Configure, std::string, std::string>> rows = {
       {[](auto& o) { o.sync_kmeans(false); }, "over ranks true", "over ranks false"},
       {[](auto& o) { o.freeze_codebook(true); }, "frozen false", "frozen true"},
+      {[](auto& o) { o.decay(0.8000001); }, "decay 0.8", "decay 0.8000001"},
       {[](auto& o) { o.ema_update(false); }, "moving averages true", "moving averages false"},
       {[](auto& o) { o.codebook_diversity_loss_weight(0.5); }, "diversity 0 ", "diversity 0.5 "},
       {[&](auto& o) {
