@@ -90,6 +90,9 @@ void run(const std::string& file_name) {
 int main(int argc, char** argv) {
   try {
     run(argc > 1 ? argv[1] : "residual_vq.safetensors");
+  } catch (const c10::Error& error) {
+    std::fprintf(stderr, "residual_vq: %s\n", error.what_without_backtrace());
+    return 1;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "residual_vq: %s\n", error.what());
     return 1;

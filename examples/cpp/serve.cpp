@@ -67,7 +67,9 @@ int main(int count, char** arguments) {
   } catch (const c10::Error& error) {
     std::cerr << "serve: " << error.what_without_backtrace() << '\n';
   } catch (const std::exception& error) {
-    std::cerr << "serve: " << error.what() << '\n';
+    // What fails inside a package comes as text, with the backtrace behind the first line.
+    const std::string words = error.what();
+    std::cerr << "serve: " << words.substr(0, words.find('\n')) << '\n';
   }
   return 1;
 }

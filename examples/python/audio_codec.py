@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from common import descend, main, options, write_record
+from common import DemoError, descend, main, options, write_record
 from safetensors.torch import save_file
 from speech import RATE, mel_error, pack, read_speech, si_sdr, snr, spectrograms, unpack, write_wav
 from torch import Tensor, nn
@@ -164,6 +164,11 @@ def run() -> None:
     said = options(__doc__.split("\n")[0], 1600, "folder of 8 kHz WAV files (Debian's)")
     clips, unseen = read_speech(said.data)
     speech = torch.cat(clips)
+    if len(speech) <= CROP:
+        raise DemoError(
+            f"expected more than {CROP / RATE:g} s of speech to learn from, but got "
+            f"{len(speech) / RATE:g} s; every 16th recording, the first included, is kept for judging"
+        )
     print(f"{len(speech) / RATE / 60:.0f} minutes of speech to learn from", flush=True)
     codec = Codec()
     losses = train(codec, speech, said.steps)

@@ -40,18 +40,23 @@ def options(description: str, steps: int, data: str) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="(all cores)")
     parser.add_argument("--smoke", action="store_true", help="a few seconds' worth of it")
     found = parser.parse_args()
+    if found.steps < 0 or (found.threads is not None and found.threads < 1):
+        parser.error("expected --steps to be at least 0, and --threads to be at least 1")
     if found.smoke:
         found.steps = min(found.steps, SMOKE_STEPS)
     if found.threads:
         torch.set_num_threads(found.threads)
     torch.manual_seed(found.seed)
-    found.output.mkdir(parents=True, exist_ok=True)
+    try:
+        found.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DemoError(f"cannot write to {found.output}: {error.strerror}") from None
     return found
 
 
-def pictures(found: argparse.Namespace) -> Pictures:
-    """The demo's pictures: Fashion-MNIST or MNIST, or those of the folder named with --data."""
-    loaded = load_pictures(found.data)
+def pictures(found: argparse.Namespace, size: int = 64) -> Pictures:
+    """The demo's pictures: Fashion-MNIST or MNIST, or those of the folder named with --data, scaled to a size."""
+    loaded = load_pictures(found.data, size)
     if found.smoke:
         loaded.train, loaded.test = loaded.train[:512], loaded.test[:64]
         loaded.classes = None if loaded.classes is None else loaded.classes[:512]

@@ -11,7 +11,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from common import descend, main, options, pictures, to_unit, write_record
+from common import DemoError, descend, main, options, pictures, to_unit, write_record
 from figures import rows_of_pictures
 from model import VQAutoencoder
 from safetensors.torch import save_file
@@ -110,6 +110,10 @@ def bits_alone(tokens: Tensor, unseen: Tensor) -> float:
 def run() -> None:
     said = options(__doc__.split("\n")[0], 1000, "folder of pictures (Fashion-MNIST, or MNIST)")
     images = pictures(said)
+    if len(images.train) < 2:
+        raise DemoError(
+            "expected two pictures or more, one of which is kept for judging, but got 1"
+        )
     tokenizer = VQAutoencoder(images.channels, codebook_size=CODES)
     train(tokenizer, images, min(said.steps, TOKENIZER_STEPS), BATCH, said.seed)
     quality = judge(tokenizer, images.test)

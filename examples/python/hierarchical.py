@@ -81,7 +81,7 @@ def judge(model: CoarseToFine, images: Pictures) -> list[dict[str, float]]:
 
 def run() -> None:
     said = options(__doc__.split("\n")[0], 1200, "folder of pictures (Fashion-MNIST, or MNIST)")
-    images = pictures(said)
+    images = pictures(said, size=4 * SCALES[-1])
     model = CoarseToFine(images.channels)
     losses = train(model, images, said.steps)
     table = judge(model, images)

@@ -30,6 +30,9 @@ def command(*words: object) -> None:
         subprocess.run([str(word) for word in words], check=True, capture_output=True)
     except FileNotFoundError:
         raise DemoError(f"needs {words[0]}; apt install opus-tools codec2 brings it") from None
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace").strip().splitlines()
+        raise DemoError(f"{words[0]} failed: {said[-1] if said else error.returncode}") from None
 
 
 def opus(sound: Tensor, kbps: float, folder: Path) -> Tensor:

@@ -40,7 +40,7 @@ def read_wav(path: Path) -> Tensor:
             form = (file.getframerate(), file.getnchannels(), file.getsampwidth())
             content = file.readframes(file.getnframes())
     except (wave.Error, EOFError) as error:
-        raise DemoError(f"cannot read {path}: {error}") from None
+        raise DemoError(f"cannot read {path}: {str(error) or 'it is cut short'}") from None
     if form != (RATE, 1, 2):
         raise DemoError(f"expected {path} to be 8 kHz, mono, 16 bits, but got {form}")
     return from_samples(content)

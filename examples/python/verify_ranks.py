@@ -4,6 +4,9 @@ Each rank has tokens of its own, of another number and another distribution. The
 the gradient that DistributedDataParallel gives the encoder, are those of one process that has all the tokens.
 """
 
+import os
+import sys
+
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # a first import while there is a group would keep the group alive
@@ -74,6 +77,10 @@ def compare() -> None:
 
 
 def main() -> None:
+    if "RANK" not in os.environ:
+        sys.exit(
+            "verify_ranks: start it by torchrun --nproc-per-node 2 examples/python/verify_ranks.py"
+        )
     dist.init_process_group("gloo")
     compare()
     # Ends Gloo's threads, because DistributedDataParallel, which refers to the group, is gone.

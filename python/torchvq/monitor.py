@@ -80,7 +80,7 @@ class Monitor:
         self.quantizers = _quantizers(module)
         if not self.quantizers:
             raise ValueError(
-                "Monitor: expected module to contain a VectorQuantize, ResidualVQ or GroupedResidualVQ, "
+                "Monitor: expected module to contain a VectorQuantize or a stack or hierarchy of them, "
                 f"but got {type(module).__name__} without one"
             )
         every = _count("every", every)

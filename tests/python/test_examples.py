@@ -78,6 +78,13 @@ def test_verify_ranks(ranks: int) -> None:
     assert "replicas are identical" in done.stdout
 
 
+def test_verify_ranks_says_how_it_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    done = run(sys.executable, EXAMPLES / "verify_ranks.py")
+    assert done.returncode == 1
+    assert done.stderr.startswith("verify_ranks: start it by torchrun ")
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_profile_of_a_step(ranks: int, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -257,3 +264,9 @@ def test_cpp_residual_stack_is_trained_saved_and_decoded(tmp_path: Path) -> None
     stack = torchvq.ResidualVQ(dim=32, num_quantizers=4, codebook_size=64)
     stack.load_state_dict(load_file(saved), strict=True)
     assert stack.layers[0]._codebook.initialised
+
+
+def test_cpp_residual_stack_with_no_place_for_its_file(tmp_path: Path) -> None:
+    done = run(program("residual_vq"), tmp_path / "nowhere" / "stack.safetensors")
+    assert done.returncode == 1
+    assert done.stderr.startswith("residual_vq: ") and done.stderr.count("\n") == 1

@@ -118,6 +118,47 @@ def test_hierarchical(tmp_path: Path) -> None:
         assert not torch.equal(model.decode(tokens, 3), model.decode(model(x)[1], 3))
 
 
+def write_pictures(folder: Path, count: int) -> None:
+    """Pictures in colour, of a size of their own each."""
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for index in range(count):
+        pixels = random.integers(0, 255, (37 + 3 * index, 91 - index, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{index}.png")
+
+
+@pytest.mark.parametrize("name", ["hierarchical", "generate", "image_autoencoders"])
+def test_pictures_of_ones_own(name: str, tmp_path: Path) -> None:
+    write_pictures(tmp_path / "photos", 6)
+    options = ("--smoke", "--steps", 2, "--data", tmp_path / "photos")
+    record = record_of(name, tmp_path / "output", *options)
+    if name == "hierarchical":
+        assert record["table"][-1]["tokens"] == 104
+
+
+def test_generate_refuses_a_single_picture(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "photos", 1)
+    done = run("generate", "--data", tmp_path / "photos", "--output", tmp_path / "output")
+    assert done.returncode == 1
+    assert done.stderr.endswith("is kept for judging, but got 1\n")
+
+
+def test_no_place_for_the_results(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run("hierarchical", "--output", tmp_path / "file")
+    assert done.returncode == 1
+    assert done.stderr == f"hierarchical: cannot write to {tmp_path / 'file'}: File exists\n"
+
+
+@pytest.mark.parametrize("option", ["--steps", "--threads"])
+def test_options_below_nothing_are_refused(option: str, tmp_path: Path) -> None:
+    done = run("hierarchical", "--output", tmp_path, option, -1)
+    assert done.returncode == 2
+    assert done.stderr.endswith(
+        "expected --steps to be at least 0, and --threads to be at least 1\n"
+    )
+
+
 def test_generate(tmp_path: Path) -> None:
     record = record_of("generate", tmp_path)
     assert falls(record["losses"])
@@ -187,11 +228,50 @@ def test_audio_codec_without_speech(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_audio_codec_with_less_speech_than_a_crop(tmp_path: Path) -> None:
+    write_wav(tmp_path / "a.wav", np.zeros(16000))
+    write_wav(tmp_path / "b.wav", np.zeros(2400))
+    done = run("audio_codec", "--data", tmp_path, "--output", tmp_path / "output")
+    assert done.returncode == 1
+    assert "expected more than 1 s of speech to learn from, but got 0.3 s" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_audio_codec_refuses_a_recording_that_is_cut_short(tmp_path: Path) -> None:
+    for name in ("a.wav", "b.wav"):
+        (tmp_path / name).write_bytes(b"RI")
+    done = run("audio_codec", "--data", tmp_path, "--output", tmp_path / "output")
+    assert done.returncode == 1
+    assert done.stderr.endswith("a.wav: it is cut short\n")
+
+
 def test_audio_codec_refuses_another_rate(tmp_path: Path) -> None:
     write_wav(tmp_path / "a.wav", np.zeros(16000), rate=16000)
     done = run("audio_codec", "--data", tmp_path, "--output", tmp_path / "output")
     assert done.returncode == 1
     assert "to be 8 kHz, mono, 16 bits, but got (16000, 1, 2)" in done.stderr
+
+
+def test_other_codecs(tmp_path: Path, recordings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for the programs copy their input, the last argument but one, so nothing is lost but rounding."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("opusenc", "opusdec", "c2enc", "c2dec"):
+        (programs / name).write_text(
+            '#!/bin/sh\nfor a; do from=$to; to=$a; done; cp "$from" "$to"\n'
+        )
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    options = ("--smoke", "--data", recordings, "--output", tmp_path)
+    done = run("other_codecs", *options)
+    assert done.returncode == 0, done.stderr
+    table = json.loads((tmp_path / "other_codecs.json").read_text())["table"]
+    assert [row["kbps"] for row in table] == [1.2, 2.4, 3.2, 6, 8, 12]
+    assert all(row["si_sdr"] > 50 and row["log_mel"] < 0.1 for row in table)
+
+    (programs / "c2dec").write_text("#!/bin/sh\necho no such mode >&2; exit 1\n")
+    done = run("other_codecs", *options)
+    assert done.returncode == 1 and done.stderr == "other_codecs: c2dec failed: no such mode\n"
 
 
 @pytest.mark.parametrize("name", examples_page.recorded())

@@ -76,6 +76,12 @@ def test_frames_of_the_program_are_those_of_python(tmp_path: Path) -> None:
     outputs = served(decode, encode(signals(4, seed=7)), inputs, tmp_path)
     for x, frames in zip(inputs, outputs, strict=True):
         torch.testing.assert_close(frames, decode(x).detach())
+    np.save(tmp_path / "wrong.npy", torch.full((1, 2, 3), 64).numpy())
+    done = run(tmp_path / "model.pt2", tmp_path / "wrong.npy", tmp_path / "none.npy")
+    assert done.returncode == 1
+    # Torch prints a line of its own before.
+    assert "serve: residual_decode: expected indices to be in [-1, 64), but got 64\n" in done.stderr
+    assert "frame #" not in done.stderr
 
 
 def test_failures_are_said_in_one_line(tmp_path: Path) -> None:
