@@ -21,8 +21,8 @@
 
 #include "modules/copy_tensors.h"
 #include "modules/random_state.h"
-#include "modules/ranks.h"
 #include "modules/seen_flag.h"
+#include "options/text.h"
 
 namespace torchvq {
 namespace {
@@ -231,9 +231,9 @@ std::string CodebookImpl::signature() const {
   std::ostringstream text;
   text << std::boolalpha << num_codebooks() << " codebooks of " << options.codebook_size()
        << " codes of " << embed.size(2) << ", " << metric() << ", decay "
-       << detail::number_text(options.decay()) << ", eps " << detail::number_text(options.eps())
-       << ", dead codes below " << detail::number_text(options.threshold_ema_dead_code()) << " or "
-       << detail::number_text(options.dead_code_threshold_fraction()) << " of the mean, manual "
+       << detail::option_text(options.decay()) << ", eps " << detail::option_text(options.eps())
+       << ", dead codes below " << detail::option_text(options.threshold_ema_dead_code()) << " or "
+       << detail::option_text(options.dead_code_threshold_fraction()) << " of the mean, manual "
        << options.manual_ema_update() << ", affine " << options.affine_param() << ", vqp_compat "
        << options.vqp_compat() << ", by gradient " << learns_by_gradient();
   if (keeps_statistics()) text << ", learning every " << options.sync_every() << " steps";

@@ -19,6 +19,7 @@
 #include "modules/layout.h"
 #include "modules/projection.h"
 #include "modules/ranks.h"
+#include "options/text.h"
 
 #include "functional/vector_norm.h"
 
@@ -94,7 +95,7 @@ void FSPImpl::handshake(const torch::Tensor& latents, const distributed::SyncOpt
   std::ostringstream text;
   text << std::boolalpha << "FSP of levels " << at::IntArrayRef(options.levels()) << ", "
        << options.act_name() << ", inverse " << options.need_inv_act() << ", rate "
-       << detail::number_text(options.quantize_rate()) << ", norm " << options.vector_norm();
+       << detail::option_text(options.quantize_rate()) << ", norm " << options.vector_norm();
   call.signature = text.str();
   distributed::handshake_({detail::on_device_of(latents)}, call);
 }

@@ -29,6 +29,7 @@
 #include "modules/scale_walk.h"
 #include "modules/stats.h"
 #include "modules/undo.h"
+#include "options/text.h"
 
 namespace torchvq {
 
@@ -67,7 +68,7 @@ std::string scales_signature(const HierarchicalVQImpl& hvq,
   text << std::boolalpha << "HierarchicalVQ of scales";
   for (const auto& shape : hvq.resolved().shapes) text << " " << at::IntArrayRef(shape);
   text << ", shared " << options.shared_codebook() << ", dropout "
-       << detail::number_text(options.nested_dropout()) << " from "
+       << detail::option_text(options.nested_dropout()) << " from "
        << options.nested_dropout_min_levels() << ", frozen scales"
        << detail::numbers_of(levels, [&](const VectorQuantizeImpl& vq) {
             return detail::freezes(hvq, vq, frozen);

@@ -16,7 +16,7 @@
 #include <torch/optim/sgd.h>
 
 #include "modules/optimizer_state.h"
-#include "modules/ranks.h"
+#include "options/text.h"
 
 namespace torchvq {
 
@@ -25,9 +25,7 @@ using State = std::map<std::string, at::Tensor>;
 namespace {
 
 namespace optim = torch::optim;
-using detail::number_text;
-
-std::string flag_text(bool value) { return value ? "true" : "false"; }
+using detail::option_text;
 
 constexpr auto kArchiveKey = "in_place_codebook_optimizer";
 
@@ -43,29 +41,29 @@ std::optional<double> rate_of(const torch::optim::Optimizer& optimizer) {
 // The options of construction besides the rate, by their Python names.
 
 std::string options_text(const optim::SGDOptions& options) {
-  return ", momentum " + number_text(options.momentum()) + ", dampening " +
-         number_text(options.dampening()) + ", nesterov " + flag_text(options.nesterov());
+  return ", momentum " + option_text(options.momentum()) + ", dampening " +
+         option_text(options.dampening()) + ", nesterov " + option_text(options.nesterov());
 }
 
 template <typename AdamOptions>
 std::string adam_text(const AdamOptions& options) {
   const auto& [first, second] = options.betas();
-  return ", betas " + number_text(first) + " and " + number_text(second) + ", eps " +
-         number_text(options.eps()) + ", amsgrad " + flag_text(options.amsgrad());
+  return ", betas " + option_text(first) + " and " + option_text(second) + ", eps " +
+         option_text(options.eps()) + ", amsgrad " + option_text(options.amsgrad());
 }
 
 std::string options_text(const optim::AdamOptions& options) { return adam_text(options); }
 std::string options_text(const optim::AdamWOptions& options) { return adam_text(options); }
 
 std::string options_text(const optim::RMSpropOptions& options) {
-  return ", alpha " + number_text(options.alpha()) + ", eps " + number_text(options.eps()) +
-         ", momentum " + number_text(options.momentum()) + ", centered " +
-         flag_text(options.centered());
+  return ", alpha " + option_text(options.alpha()) + ", eps " + option_text(options.eps()) +
+         ", momentum " + option_text(options.momentum()) + ", centered " +
+         option_text(options.centered());
 }
 
 std::string options_text(const optim::AdagradOptions& options) {
-  return ", lr_decay " + number_text(options.lr_decay()) + ", initial_accumulator_value " +
-         number_text(options.initial_accumulator_value()) + ", eps " + number_text(options.eps());
+  return ", lr_decay " + option_text(options.lr_decay()) + ", initial_accumulator_value " +
+         option_text(options.initial_accumulator_value()) + ", eps " + option_text(options.eps());
 }
 
 /// The text of options of this type; "" for others.
@@ -73,7 +71,7 @@ template <typename Options>
 std::string text_if(const optim::OptimizerOptions& all) {
   const auto* const options = dynamic_cast<const Options*>(&all);
   if (options == nullptr) return "";
-  return options_text(*options) + ", weight_decay " + number_text(options->weight_decay());
+  return options_text(*options) + ", weight_decay " + option_text(options->weight_decay());
 }
 
 /// "" for optimizers that are none of torch::optim.
@@ -102,7 +100,7 @@ std::string InPlaceOptimizer::in_place_optimizer_text() const {
   const auto& optimizer = *in_place_optimizer_;
   std::ostringstream text;
   text << c10::demangle(typeid(optimizer).name());
-  if (const auto rate = rate_of(optimizer)) text << " of rate " << number_text(*rate);
+  if (const auto rate = rate_of(optimizer)) text << " of rate " << option_text(*rate);
   if (in_place_state_loaded_) text << " with loaded state";
   return text.str() + other_options(optimizer);
 }

@@ -25,6 +25,7 @@
 #include "modules/random_state.h"
 #include "modules/ranks.h"
 #include "modules/set_apart.h"
+#include "options/text.h"
 
 namespace torchvq {
 
@@ -243,8 +244,8 @@ std::string LFQImpl::label() const {
 std::string LFQImpl::signature() const {
   std::ostringstream text;
   text << std::boolalpha << label() << ", " << options.num_codebooks() << " codebooks, scale "
-       << detail::number_text(options.codebook_scale()) << ", spherical " << options.spherical()
-       << ", fraction " << detail::number_text(options.frac_per_sample_entropy()) << ", vqp_compat "
+       << detail::option_text(options.codebook_scale()) << ", spherical " << options.spherical()
+       << ", fraction " << detail::option_text(options.frac_per_sample_entropy()) << ", vqp_compat "
        << options.vqp_compat();
   return text.str();
 }

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "modules/learn_levels.h"
+#include "options/text.h"
 
 namespace torchvq::detail {
 namespace {
@@ -51,10 +52,10 @@ std::string level_signature(const VectorQuantizeImpl& vq) {
   std::ostringstream text;
   text << std::boolalpha << "k-means of " << state.kmeans_iters() << " iterations over ranks "
        << state.sync_kmeans() << ", affine map over ranks " << state.sync_affine_param()
-       << " with decays " << number_text(state.affine_param_batch_decay()) << " and "
-       << number_text(state.affine_param_codebook_decay()) << ", diversity "
-       << number_text(options.codebook_diversity_loss_weight()) << " at "
-       << number_text(options.codebook_diversity_temperature()) << ", own optimizer "
+       << " with decays " << option_text(state.affine_param_batch_decay()) << " and "
+       << option_text(state.affine_param_codebook_decay()) << ", diversity "
+       << option_text(options.codebook_diversity_loss_weight()) << " at "
+       << option_text(options.codebook_diversity_temperature()) << ", own optimizer "
        << vq.in_place_optimizer_text() << ", manual " << options.manual_in_place_optimizer_update();
   return text.str();
 }

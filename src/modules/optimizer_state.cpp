@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ATen/ops/scalar_tensor.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -235,6 +236,8 @@ void load_optimizer_state(optim::Optimizer& optimizer, const State& state) {
 }
 
 void follow_parameters(optim::Optimizer& optimizer) {
+  // Later steps write to the state outside of inference mode.
+  const c10::InferenceMode no_inference(false);
   with_state_of(optimizer, [&]<typename ParamState>(const ParamState&) {
     for (const auto& parameter : parameters_of(optimizer)) {
       const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());

@@ -1,8 +1,6 @@
 #include "modules/ranks.h"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -69,12 +67,6 @@ std::string joined_signature(const std::vector<Codebook>& codebooks) {
     signature += text;
   }
   return signature;
-}
-
-std::string number_text(double value) {
-  std::array<char, 32> digits{};  // the shortest text of a double has at most 24
-  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value);
-  return {digits.data(), end.ptr};
 }
 
 std::string tokens_text(at::ScalarType dtype) {

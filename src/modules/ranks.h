@@ -33,9 +33,6 @@ const VectorQuantizeImpl& synced_level(const std::vector<VectorQuantize>& levels
 /// The options of the codebooks that must be the same on all ranks.
 std::string joined_signature(const std::vector<Codebook>& codebooks);
 
-/// The number with all its digits: ranks that compare such texts tell all numbers apart.
-std::string number_text(double value);
-
 /// The dtype in which tokens enter messages: it decides their size.
 std::string tokens_text(at::ScalarType dtype);
 

@@ -138,7 +138,7 @@ TEST(DifferentStartsTest, OwnOptimizersHaveTheSameOptions) {
       {[](const Parameters& of, int rank) -> Made {
          return std::make_shared<optim::SGD>(of, optim::SGDOptions(0.1).momentum(0.9 * rank));
        },
-       "rank 0: momentum 0; rank 1: momentum 0.9"},
+       "rank 0: momentum 0.0; rank 1: momentum 0.9"},
       {[](const Parameters& of, int rank) -> Made {
          return std::make_shared<optim::SGD>(of, optim::SGDOptions(rank == 0 ? 0.1 : 0.10000001));
        },
@@ -152,15 +152,15 @@ TEST(DifferentStartsTest, OwnOptimizersHaveTheSameOptions) {
       {[](const Parameters& of, int rank) -> Made {
          return std::make_shared<optim::AdamW>(of, optim::AdamWOptions().weight_decay(rank));
        },
-       "rank 0: weight_decay 0; rank 1: weight_decay 1"},
+       "rank 0: weight_decay 0.0; rank 1: weight_decay 1.0"},
       {[](const Parameters& of, int rank) -> Made {
          return std::make_shared<optim::RMSprop>(of, optim::RMSpropOptions().centered(rank == 1));
        },
-       "rank 0: centered false; rank 1: centered true"},
+       "rank 0: centered False; rank 1: centered True"},
       {[](const Parameters& of, int rank) -> Made {
          return std::make_shared<optim::Adagrad>(of, optim::AdagradOptions().lr_decay(rank));
        },
-       "rank 0: lr_decay 0; rank 1: lr_decay 1"},
+       "rank 0: lr_decay 0.0; rank 1: lr_decay 1.0"},
   };
   const auto x = batch_of(0, 2)[1].x;
   for (const auto& [make, difference] : rows) {

@@ -362,7 +362,7 @@ TEST(SyncedModulesTest, OptionsThatDecideOnMessagesMustBeEqual) {
       {[](auto& o) { o.freeze_codebook(true); }, "frozen false", "frozen true"},
       {[](auto& o) { o.decay(0.8000001); }, "decay 0.8", "decay 0.8000001"},
       {[](auto& o) { o.ema_update(false); }, "moving averages true", "moving averages false"},
-      {[](auto& o) { o.codebook_diversity_loss_weight(0.5); }, "diversity 0 ", "diversity 0.5 "},
+      {[](auto& o) { o.codebook_diversity_loss_weight(0.5); }, "diversity 0.0 ", "diversity 0.5 "},
       {[&](auto& o) {
          o.learnable_codebook(true).ema_update(false).in_place_codebook_optimizer(sgd);
        },

@@ -72,7 +72,7 @@ TEST(LatentQuantizeTest, InPlaceOptimizerStepsAndItsStateIsSaved) {
   one(at::zeros({2, 3, 0}));  // without a token there is no step, which the moments would make
   EXPECT_TRUE(at::equal(one->values()[0], moved));
   const std::string name = "torch::optim::Adam of rate 0.05";
-  const std::string others = ", betas 0.9 and 0.999, eps 1e-08, amsgrad false, weight_decay 0";
+  const std::string others = ", betas 0.9 and 0.999, eps 1e-08, amsgrad False, weight_decay 0.0";
   EXPECT_EQ(two->in_place_optimizer_text(), name + others);
   load_state_dict(*two, state_dict(*one));
   EXPECT_EQ(two->in_place_optimizer_text(), name + " with loaded state" + others);
