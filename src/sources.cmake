@@ -86,11 +86,13 @@ set(TORCHVQ_SOURCES
   functional/refine_options.cpp
   functional/refit_codebooks.cpp
   functional/residual_learning.cpp
+  functional/residual_lookup_free.cpp
   functional/residual_quantize.cpp
   functional/residual_quantize_operator.cpp
   functional/residual_walk.cpp
   functional/rotate_features.cpp
   functional/scales.cpp
+  functional/scored_by_one_node.cpp
   functional/shared_moments.cpp
   functional/soft_clamp.cpp
   functional/step_tokens.cpp

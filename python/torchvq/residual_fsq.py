@@ -14,7 +14,7 @@ from torchvq._base.options import check_options, expect, take_out
 from torchvq._base.replaced import is_replaced
 from torchvq._base.wide_buffers import wide_dtype
 from torchvq._residual.calls import without_codebook_axis
-from torchvq._residual.stack import LevelResult, ResidualStack
+from torchvq._residual.stack import LevelResult, LevelsResult, ResidualStack
 from torchvq.finite_scalar_quantization import FSQ, STEPS
 from torchvq.outputs import ScalarOutput, ScalarOutputWithCodes
 
@@ -197,7 +197,16 @@ class ResidualFSQ(ResidualStack):
     def _is_noisy(self, level: FSQ) -> bool:
         return self.training and level.training and level.noise_dropout > 0
 
-    def encode_at_once(self, inputs: Tensor, depth: int | Tensor) -> tuple[Tensor, Tensor] | None:
+    def process_at_once(
+        self,
+        inputs: Tensor,
+        mask: Tensor | None,
+        rng: Tensor | None,
+        depth: int | Tensor,
+        all_codes: bool,
+    ) -> LevelsResult | None:
+        if all_codes or rng is not None:
+            return None
         if self.gradient != "attached" or not isinstance(depth, int):
             return None
         levels = self.quantizers
@@ -206,11 +215,8 @@ class ResidualFSQ(ResidualStack):
             return None
         # A slice of all takes as long as the operator does for a few tokens.
         scales = self.scales if depth == self.scales.shape[0] else self.scales[:depth]
-        quantized, indices = _ops.residual_scalar_quantize(inputs, self.levels, scales, bound=bound)
-        dropped = len(levels) - depth
-        if dropped > 0:
-            indices = torch.nn.functional.pad(indices, (0, dropped), value=-1)
-        return quantized, indices
+        total, indices = _ops.residual_scalar_quantize(inputs, self.levels, scales, bound=bound)
+        return LevelsResult(total, indices)
 
     def _is_apart(self, level: FSQ, bound: str) -> bool:
         """Whether the operator of all levels cannot compute this one, whose options may be set apart."""

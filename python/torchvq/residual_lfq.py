@@ -1,10 +1,11 @@
 """ResidualLFQ: a stack of lookup-free quantizers, each of which quantizes the residual of the ones before."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.contained import contained
@@ -14,9 +15,9 @@ from torchvq._base.projection import decoding_dtype, projects_nothing
 from torchvq._base.ranks import ranks_of
 from torchvq._residual.calls import shared_ranks, without_codebook_axis
 from torchvq._residual.engine import in_use, only_if, stack_levels
-from torchvq._residual.stack import LevelResult, ResidualStack, StackResult
+from torchvq._residual.stack import LevelResult, LevelsResult, ResidualStack, StackResult
 from torchvq._scalar import lookup_free as _lookup_free
-from torchvq._scalar.lookup_free import Pending, Request
+from torchvq._scalar.lookup_free import Pending, Request, Signs
 from torchvq.lookup_free_quantization import LFQ
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
 
@@ -27,6 +28,13 @@ _OWN = {
     "codebook_scale": "each level halves it",
     "has_projections": "use dim",
 }
+
+
+class ScoredLevel(NamedTuple):
+    """A level in use, for the losses of the stack."""
+
+    signs: Signs
+    loss: Tensor | None = None  # None if it waits for other levels or ranks
 
 
 class _Level(LFQ):
@@ -194,14 +202,37 @@ class ResidualLFQ(ResidualStack):
         self, index: int, residual: Tensor, mask: Tensor | None, rng: Tensor | None
     ) -> LevelResult:
         level = self.quantizers[index]
+        found, _ = _lookup_free.step(level, residual, self._request_of(level, mask, rng))
+        return LevelResult(found.quantized, found.indices, ScoredLevel(found.signs, found.loss))
+
+    def process_at_once(
+        self,
+        inputs: Tensor,
+        mask: Tensor | None,
+        rng: Tensor | None,
+        depth: int | Tensor,
+        all_codes: bool,
+    ) -> LevelsResult | None:
+        if not isinstance(depth, int):
+            return None
+        levels = self.quantizers[:depth]
+        request = self._request_of(levels[0], mask, rng)
+        if not _lookup_free.can_step_levels(levels, request.estimates):
+            return None
+        found = _lookup_free.step_levels(levels, inputs, request)
+        codes = [level.reshape(inputs.shape) for level in found.codes] if all_codes else []
+        details = [ScoredLevel(signs) for signs in found.signs]
+        waits = levels[0].training and not request.scores
+        losses = None if waits else found.losses
+        return LevelsResult(found.total, found.indices, codes, details, losses)
+
+    def _request_of(self, level: LFQ, mask: Tensor | None, rng: Tensor | None) -> Request:
         ranks = ranks_of(level, "ResidualLFQ", self.dim)
         # Losses over ranks, and those of summed gradients, are computed after all levels.
         waits = not ranks.alone or self.gradient == "summed"
         estimates = level.training and self.gradient != "estimated"
         scores = level.training and not waits
-        request = Request(mask, rng, ranks, estimates=estimates, scores=scores)
-        found, _ = _lookup_free.step(level, residual, request)
-        return LevelResult(found.quantized, found.indices, detail=found)
+        return Request(mask, rng, ranks, estimates=estimates, scores=scores)
 
     def estimate(self, inputs: Tensor, total: Tensor) -> Tensor:
         if not self.training:
@@ -216,6 +247,9 @@ class ResidualLFQ(ResidualStack):
     def losses_of(self, result: StackResult, totals: list[Tensor | None]) -> Tensor:
         """The losses (Q,) of a forward, 0 for dropped levels."""
         levels = self.quantizers
+        if result.losses is not None:
+            dropped = len(levels) - len(result.details)
+            return pad(result.losses, (0, dropped)) if dropped else result.losses
         losses = []
         for index, (found, own) in enumerate(zip(result.details, totals, strict=True)):
             level, loss = levels[index], found.loss

@@ -32,7 +32,7 @@ LookupFreeTensors lookup_free_quantize_op(
     double diversity_gamma, double commitment_weight, std::optional<double> softplus_offset,
     bool vqp_compat, std::string_view group_name, std::string_view label) {
   auto step = lookup_free_quantize(
-      x, {mask, rotation, rng},
+      x, {mask, rotation, rng, {}},
       LookupFreeOptions()
           .codebooks(codebooks)
           .channel_first(channel_first)

@@ -19,6 +19,7 @@
 #include <torchvq/ops/straight_through.h>
 
 #include "detail/token_checks.h"
+#include "functional/lookup_free_rows.h"
 #include "ops/unit_vectors.h"
 
 namespace torchvq::functional {
@@ -44,30 +45,18 @@ double sharpness_of(const LookupFreeOptions& options) {
   return 4 * options.inv_temperature() * options.scale();
 }
 
-/// x as (C, T, D), with padding set to zero, since it may hold anything, including NaN.
-at::Tensor latents_of(const at::Tensor& x, const LookupFreeArguments& arguments,
+/// Rows (C, T, D) clamped, projected to the sphere and rotated, as the options say.
+at::Tensor latents_of(const at::Tensor& rows, const LookupFreeArguments& arguments,
                       const LookupFreeOptions& options) {
-  auto tokens = pack_tokens(x, options.channel_first());
-  if (const auto absent = absent_where(arguments, options)) tokens = fill_masked(tokens, *absent);
-  // The map from projection to latents, and the losses, use float32 arithmetic.
-  tokens = tokens.to(detail::compute_dtype(tokens));
-  if (const auto limit = options.soft_clamp()) {
-    tokens = soft_clamp(tokens, at::scalar_tensor(*limit, tokens.options()));
+  auto latents = rows;
+  if (const auto& limit = options.soft_clamp()) {
+    latents = soft_clamp(latents, at::scalar_tensor(*limit, latents.options()));
   }
-  auto latents = split_heads(tokens, options.codebooks(), /*separate=*/true);
-  if (options.radius()) latents = on_sphere(latents, *options.radius());
+  if (const auto& radius = options.radius()) latents = on_sphere(latents, *radius);
   return arguments.rotation ? rotate_features(latents, *arguments.rotation) : latents;
 }
 
 }  // namespace
-
-at::Tensor lookup_free_output(const at::Tensor& codes, const at::Tensor& x,
-                              const LookupFreeArguments& arguments,
-                              const LookupFreeOptions& options) {
-  const auto back =
-      arguments.rotation ? rotate_features(codes, *arguments.rotation, /*inverse=*/true) : codes;
-  return restore_tokens(back, x, absent_where(arguments, options), sign_layout(options));
-}
 
 at::Tensor lookup_free_totals(const LookupFreeSigns& signs, const LookupFreeOptions& options) {
   return ops::sign_entropy_totals(signs.latents.detach(), sharpness_of(options),
@@ -93,24 +82,39 @@ LookupFreeLosses lookup_free_losses(const LookupFreeSigns& signs,
   return losses;
 }
 
-namespace {
-
-/// Whether one operator can compute signs and losses: not with the reference's order of operations,
-/// and not if a function is applied between terms and loss.
 bool steps_at_once(const LookupFreeOptions& options) {
   return options.scores() && !options.vqp_compat() && !options.weights().softplus_offset;
 }
 
+ops::SignStepOptions sign_step_options(const LookupFreeOptions& options) {
+  const auto& weights = options.weights();
+  return {options.scale(),
+          sharpness_of(options),
+          {weights.entropy, weights.diversity_gamma, std::max(weights.commitment, 0.0)}};
+}
+
+LookupFreeSigns masks_of(const LookupFreeArguments& arguments, const LookupFreeOptions& options,
+                         const at::Tensor& latents) {
+  LookupFreeSigns signs;
+  if (arguments.mask) {
+    signs.mask = split_mask(*arguments.mask, options.codebooks(), /*separate=*/true);
+  }
+  signs.entropy_mask = signs.mask;
+  if (arguments.rng) {
+    signs.entropy_mask =
+        ops::sample_token_mask(noise_rng(*arguments.rng, options.ranks()), latents.sym_size(1),
+                               options.fraction(), signs.mask);
+  }
+  return signs;
+}
+
+namespace {
+
 /// Signs, losses and quantized latents of a training step.
 at::Tensor step_at_once(LookupFreeStep& step, const LookupFreeOptions& options) {
   auto& signs = step.signs;
-  const auto& weights = options.weights();
-  auto found = ops::sign_step(
-      signs.latents,
-      {options.scale(),
-       sharpness_of(options),
-       {weights.entropy, weights.diversity_gamma, std::max(weights.commitment, 0.0)}},
-      signs.mask, signs.entropy_mask, step.totals);
+  auto found = ops::sign_step(signs.latents, sign_step_options(options), signs.mask,
+                              signs.entropy_mask, step.totals);
   signs.codes = found.codes.detach();
   signs.indices = found.indices;
   step.losses = {found.loss, found.per_sample, found.batch, found.commitment};
@@ -127,33 +131,43 @@ at::Tensor step_by_step(LookupFreeStep& step, const LookupFreeOptions& options) 
 
 }  // namespace
 
-LookupFreeStep lookup_free_quantize(const at::Tensor& x, const LookupFreeArguments& arguments,
-                                    const LookupFreeOptions& options,
-                                    const std::optional<at::Tensor>& totals) {
-  const auto layout = sign_layout(options);
+LookupFreeStep quantize_rows(const at::Tensor& rows, const LookupFreeArguments& arguments,
+                             const LookupFreeOptions& options,
+                             const std::optional<at::Tensor>& totals) {
   LookupFreeStep step;
   auto& signs = step.signs;
-  signs.latents = latents_of(x, arguments, options);
-  if (arguments.mask) {
-    signs.mask = split_mask(*arguments.mask, layout.heads(), layout.separate());
-  }
-  signs.entropy_mask = signs.mask;
-  if (arguments.rng) {
-    signs.entropy_mask =
-        ops::sample_token_mask(noise_rng(*arguments.rng, options.ranks()),
-                               signs.latents.sym_size(1), options.fraction(), signs.mask);
-  }
+  const auto latents = latents_of(rows, arguments, options);
+  signs = masks_of(arguments, options, latents);
+  signs.latents = latents;
   step.totals = totals;
   if (options.scores() && !options.ranks().group_name.empty() && !totals) {
     step.totals =
         distributed::all_reduce_statistics(lookup_free_totals(signs, options), options.ranks());
   }
-  const auto codes =
-      steps_at_once(options) ? step_at_once(step, options) : step_by_step(step, options);
-  step.quantized = lookup_free_output(codes, x, arguments, options);
-  const auto indices = absent_where(arguments, options) && signs.mask
-                           ? signs.indices.masked_fill(signs.mask->logical_not(), -1)
-                           : signs.indices;
+  auto codes = steps_at_once(options) ? step_at_once(step, options) : step_by_step(step, options);
+  if (options.estimates() && arguments.activation) {
+    codes = ops::straight_through(arguments.activation(signs.latents), signs.codes);
+  }
+  const auto& rotation = arguments.rotation;
+  step.quantized = rotation ? rotate_features(codes, *rotation, /*inverse=*/true) : codes;
+  step.indices = signs.indices;
+  return step;
+}
+
+LookupFreeStep lookup_free_quantize(const at::Tensor& x, const LookupFreeArguments& arguments,
+                                    const LookupFreeOptions& options,
+                                    const std::optional<at::Tensor>& totals) {
+  const auto layout = sign_layout(options);
+  const auto absent = absent_where(arguments, options);
+  auto tokens = pack_tokens(x, options.channel_first());
+  if (absent) tokens = fill_masked(tokens, *absent);
+  // The map from projection to latents, and the losses, use float32 arithmetic.
+  tokens = tokens.to(detail::compute_dtype(tokens));
+  auto step = quantize_rows(split_heads(tokens, layout.heads(), layout.separate()), arguments,
+                            options, totals);
+  step.quantized = restore_tokens(step.quantized, x, absent, layout);
+  const auto indices =
+      absent ? step.indices.masked_fill(step.signs.mask->logical_not(), -1) : step.indices;
   step.indices = restore_positions(indices, x, layout);
   return step;
 }

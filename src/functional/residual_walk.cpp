@@ -54,7 +54,8 @@ LevelSums walk_levels(
     const at::Tensor& inputs, int64_t levels, const StackGradient& gradient, bool sums_outputs,
     const std::function<WalkedLevel(int64_t, const at::Tensor&, const LevelSums&)>& choose) {
   auto residual = inputs;
-  LevelSums sums{at::zeros_like(inputs), {}};
+  // Contiguous, whatever the strides of the inputs: users call view() on the output.
+  LevelSums sums{at::zeros_like(inputs, {}, at::MemoryFormat::Contiguous), {}};
   if (sums_outputs) sums.outputs = at::zeros_like(inputs);
   for (int64_t index = 0; index < levels; ++index) {
     const auto [codes, output] = choose(index, residual, sums);

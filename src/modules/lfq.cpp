@@ -164,15 +164,13 @@ LookupFreeOutput LFQImpl::forward(const torch::Tensor& x, double inv_temperature
   const auto tokens = projects ? projected(layout.pack(x, filled)) : x;
   // Before anything is drawn, so that ranks have the same seed.
   if (!ranks.empty()) handshake(ranks, tokens);
-  F::LookupFreeArguments arguments{.mask = token_mask, .rotation = {}, .rng = {}};
-  if (const auto draw = draw_for(); draw.defined()) arguments.rng = draw;
-  auto found = step(tokens, arguments,
-                    step_options()
-                        .channel_first(layout.channel_first && !projects)
-                        .inv_temperature(inv_temperature)
-                        .estimates(is_training())
-                        .scores(is_training())
-                        .ranks({ranks, label()}));
+  auto found = F::lookup_free_quantize(tokens, step_arguments(token_mask, draw_for()),
+                                       step_options()
+                                           .channel_first(layout.channel_first && !projects)
+                                           .inv_temperature(inv_temperature)
+                                           .estimates(is_training())
+                                           .scores(is_training())
+                                           .ranks({ranks, label()}));
   if (is_training() && rng.defined()) ops::advance_rng_(rng);
   if (projects) {
     found.quantized = detail::restore_output(found.quantized, x, filled, layout, project_out);
@@ -209,19 +207,18 @@ F::LookupFreeOptions LFQImpl::step_options() const {
       .vqp_compat(options.vqp_compat());
 }
 
-F::LookupFreeStep LFQImpl::step(const torch::Tensor& x, const F::LookupFreeArguments& arguments,
-                                const F::LookupFreeOptions& how) {
-  auto own = arguments;
-  if (orthogonal_rot.defined()) own.rotation = orthogonal_rot;
+F::LookupFreeArguments LFQImpl::step_arguments(const OptionalTensor& mask,
+                                               const torch::Tensor& draw) {
+  F::LookupFreeArguments arguments{.mask = mask, .rotation = {}, .rng = {}, .activation = {}};
+  if (orthogonal_rot.defined()) arguments.rotation = orthogonal_rot;
+  if (draw.defined()) arguments.rng = draw;
   auto& activation = options.straight_through_activation();
-  if (!how.estimates() || activation.is_empty()) return F::lookup_free_quantize(x, own, how);
-  auto apart = how;
-  auto found = F::lookup_free_quantize(x, own, apart.estimates(false));
-  const auto& signs = found.signs;
-  const auto codes =
-      ops::straight_through(activation.forward<torch::Tensor>(signs.latents), signs.codes);
-  found.quantized = F::lookup_free_output(codes, x, own, how);
-  return found;
+  if (!activation.is_empty()) {
+    arguments.activation = [&activation](const at::Tensor& latents) {
+      return activation.forward<torch::Tensor>(latents);
+    };
+  }
+  return arguments;
 }
 
 // Ranks -------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
 #include <optional>
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/ops/stack.h>
@@ -191,9 +192,13 @@ detail::StackFamily ResidualFSQImpl::family(const std::optional<torch::Tensor>& 
   };
   const auto bound = bound_of_all(levels);
   if (own.attached && !noise_rng && !options.fsq().orthogonal_rotation() && bound) {
-    own.at_once = [this, scales, bound](const at::Tensor& inputs, int64_t depth) {
-      return ops::residual_scalar_quantize(inputs, options.levels(),
-                                           scales.narrow(0, 0, depth).to(inputs.device()), *bound);
+    own.at_once = [this, scales, bound](const at::Tensor& inputs, const auto& /*mask*/,
+                                        int64_t depth,
+                                        bool all_codes) -> std::optional<detail::LevelsResult> {
+      if (all_codes) return std::nullopt;
+      auto [total, indices] = ops::residual_scalar_quantize(
+          inputs, options.levels(), scales.narrow(0, 0, depth).to(inputs.device()), *bound);
+      return detail::LevelsResult{std::move(total), std::move(indices), {}};
     };
   }
   own.decode = [this, scales](int64_t index, const at::Tensor& indices) {

@@ -5,12 +5,14 @@
 #include <ostream>
 #include <sstream>
 
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <torchvq/distributed/all_reduce.h>
 #include <torchvq/distributed/replicas.h>
+#include <torchvq/functional/residual_lookup_free.h>
 #include <torchvq/functional/rotate_features.h>
 #include <torchvq/ops/advance_rng_.h>
 #include <torchvq/ops/sign_quantize.h>
@@ -140,7 +142,7 @@ F::LookupFreeOptions ResidualLFQImpl::step_options(size_t level) const {
       .ranks({group, label()});
 }
 
-detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Steps& steps) {
+detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Step& step) {
   detail::StackFamily own;
   own.layout = layout();
   own.levels = options.num_quantizers();
@@ -149,13 +151,18 @@ detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Steps& st
   own.project_in = project_in;
   own.project_out = project_out;
   own.averaged = is_training() && averages_levels(options);
-  own.choose = [this, draw, &steps](int64_t index, const at::Tensor& residual,
-                                    const OptionalTensor& mask) {
-    const auto level = static_cast<size_t>(index);
-    F::LookupFreeArguments arguments{.mask = mask, .rotation = {}, .rng = {}};
-    if (draw.defined()) arguments.rng = draw;
-    steps.push_back(levels.at(level)->step(residual, arguments, step_options(level)));
-    return detail::LevelResult{steps.back().quantized, steps.back().indices};
+  own.at_once = [this, draw, &step](const at::Tensor& inputs, const OptionalTensor& mask,
+                                    int64_t depth, bool all_codes) {
+    std::vector<F::LookupFreeLevel> own_levels;
+    for (size_t level = 0; level < static_cast<size_t>(depth); ++level) {
+      own_levels.push_back({levels.at(level)->step_arguments(mask, draw), step_options(level)});
+    }
+    step = F::residual_lookup_free_quantize(inputs, own_levels);
+    detail::LevelsResult result{step.total, step.indices, {}};
+    for (const auto& codes : step.codes) {
+      if (all_codes) result.codes.push_back(codes.reshape(inputs.sizes()));
+    }
+    return std::optional(std::move(result));
   };
   if (is_training() && !own.averaged && !options.vqp_compat()) {
     own.estimate = [this](const at::Tensor& inputs, const at::Tensor& total) {
@@ -232,8 +239,8 @@ ResidualLFQImpl::Pending ResidualLFQImpl::start(const torch::Tensor& x,
   if (const auto ranks = group(); !ranks.empty()) handshake(ranks, x);
   const auto used = detail::depth_in_use(options, dropping, seed, rng, depth);
   const auto draw = drawing ? rng.clone() : torch::Tensor();
-  Pending pending{.stack = this, .output = {}, .steps = {}};
-  auto own = family(draw, pending.steps);
+  Pending pending{.stack = this, .output = {}, .step = {}};
+  auto own = family(draw, pending.step);
   own.layout = std::move(own_layout);
   const auto found = detail::run_stack(own, x, mask, used, call.return_all_codes());
   if (drawing || (dropping && !seed)) ops::advance_rng_(rng);
@@ -244,29 +251,34 @@ ResidualLFQImpl::Pending ResidualLFQImpl::start(const torch::Tensor& x,
 
 // Losses ------------------------------------------------------------------------------------------
 
-std::vector<torch::Tensor> ResidualLFQImpl::own_totals(const Steps& steps) const {
+std::vector<torch::Tensor> ResidualLFQImpl::own_totals(const Step& step) const {
   std::vector<torch::Tensor> totals;
-  for (size_t index = 0; index < steps.size(); ++index) {
-    totals.push_back(F::lookup_free_totals(steps[index].signs, step_options(index)));
+  for (size_t index = 0; index < step.signs.size(); ++index) {
+    totals.push_back(F::lookup_free_totals(step.signs[index], step_options(index)));
   }
   // Dropped levels contribute zeros, so that the message does not depend on the depth.
   totals.resize(levels.size(), at::zeros_like(totals[0]));
   return totals;
 }
 
-torch::Tensor ResidualLFQImpl::losses(const Steps& steps,
+torch::Tensor ResidualLFQImpl::losses(const Step& step,
                                       const std::vector<OptionalTensor>& totals) const {
-  std::vector<torch::Tensor> losses;
-  for (size_t index = 0; index < steps.size(); ++index) {
-    const auto& step = steps[index];
+  const auto used = static_cast<int64_t>(step.signs.size());
+  const auto every = static_cast<int64_t>(levels.size());
+  auto losses = step.losses;
+  std::vector<torch::Tensor> own;
+  bool waits = false;
+  for (size_t index = 0; index < step.signs.size(); ++index) {
     auto how = step_options(index);
-    const bool waits = levels[index]->is_training() && !how.scores();
+    const bool waited = levels[index]->is_training() && !how.scores();
+    waits = waits || waited;
     // A level that learns by itself has no part in the sums of the others.
-    const auto own = levels[index]->group().empty() ? std::nullopt : totals[index];
-    losses.push_back(waits ? F::lookup_free_losses(step.signs, own, how.scores(true)).loss
-                           : step.losses.loss);
+    const auto total = levels[index]->group().empty() ? std::nullopt : totals[index];
+    own.push_back(waited ? F::lookup_free_losses(step.signs[index], total, how.scores(true)).loss
+                         : losses.select(0, static_cast<int64_t>(index)));
   }
-  return detail::stack_levels(std::move(losses), static_cast<int64_t>(levels.size()), 0);
+  if (waits) losses = at::stack(own);
+  return at::constant_pad_nd(losses, {0, every - used});
 }
 
 void ResidualLFQImpl::finish(std::vector<Pending>& stacks) {
@@ -280,7 +292,7 @@ void ResidualLFQImpl::finish(std::vector<Pending>& stacks) {
     const auto label = stacks[0].stack->label();
     std::vector<torch::Tensor> parts;
     for (const auto& pending : stacks) {
-      for (auto& part : pending.stack->own_totals(pending.steps)) parts.push_back(std::move(part));
+      for (auto& part : pending.stack->own_totals(pending.step)) parts.push_back(std::move(part));
     }
     const auto summed =
         distributed::all_reduce_statistics(at::stack(parts), {group, label}).unbind();
@@ -290,7 +302,7 @@ void ResidualLFQImpl::finish(std::vector<Pending>& stacks) {
   for (auto& pending : stacks) {
     const auto own = next;
     next += static_cast<std::ptrdiff_t>(count);
-    pending.output.loss = pending.stack->losses(pending.steps, {own, next});
+    pending.output.loss = pending.stack->losses(pending.step, {own, next});
   }
 }
 
@@ -300,13 +312,13 @@ bool ResidualLFQImpl::keeps_codebook_axis() const { return levels[0]->keeps_code
 
 torch::Tensor ResidualLFQImpl::get_codes_from_indices(const torch::Tensor& indices) {
   const auto plain = detail::without_codebook_axis("ResidualLFQ", indices, keeps_codebook_axis());
-  Steps none;
+  Step none;
   return detail::stack_codes(family({}, none), plain, drops());
 }
 
 torch::Tensor ResidualLFQImpl::get_output_from_indices(const torch::Tensor& indices) {
   const auto plain = detail::without_codebook_axis("ResidualLFQ", indices, keeps_codebook_axis());
-  Steps none;
+  Step none;
   return detail::stack_output(family({}, none), plain, drops());
 }
 

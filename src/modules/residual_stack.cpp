@@ -18,12 +18,6 @@ namespace F = functional;
 
 namespace {
 
-struct StackWalk {
-  at::Tensor total;
-  at::Tensor indices;             // (B, N, Q)
-  std::vector<at::Tensor> codes;  // empty if one operator processed all levels
-};
-
 /// The inputs, as the one estimator of a stack sees them: their gradient is weighted by the share
 /// of the levels in use.
 at::Tensor weighted(const at::Tensor& inputs, int64_t depth, int64_t levels) {
@@ -32,36 +26,43 @@ at::Tensor weighted(const at::Tensor& inputs, int64_t depth, int64_t levels) {
   return ops::straight_through(inputs.mul(share), inputs.detach());
 }
 
-StackWalk walk_levels_of(const StackFamily& family, const at::Tensor& inputs,
-                         const std::optional<at::Tensor>& mask, int64_t depth) {
+LevelsResult walk_levels_of(const StackFamily& family, const at::Tensor& inputs,
+                            const std::optional<at::Tensor>& mask, int64_t depth) {
   std::vector<at::Tensor> codes, indices;
   F::StackGradient gradient;
   gradient.training = true;
   gradient.handed_on = family.attached ? 1 : 0;
-  // With an estimator over the stack, levels receive gradients only from their losses.
-  const bool balances = family.estimate || family.averaged;
-  // By all levels: a step of fewer weighs less, as in the reference, whose gains are the levels in
-  // use.
-  auto total =
-      F::walk_levels(balances ? F::balanced(inputs, family.levels) : inputs, depth, gradient,
-                     /*sums_outputs=*/false,
-                     [&](int64_t index, const at::Tensor& residual,
-                         const F::LevelSums& /*before*/) -> F::WalkedLevel {
-                       auto level = family.choose(index, residual, mask);
-                       // The gradient of averaged levels is a part of that of their sum.
-                       codes.push_back(family.averaged ? level.codes.detach() : level.codes);
-                       indices.push_back(level.indices);
-                       return {level.codes, level.codes};
-                     })
-          .codes;
-  if (family.estimate) total = family.estimate(weighted(inputs, depth, family.levels), total);
-  return {total, stack_levels(std::move(indices), family.levels, -1, -1), std::move(codes)};
+  const auto choose = [&](int64_t index, const at::Tensor& residual,
+                          const F::LevelSums& /*before*/) -> F::WalkedLevel {
+    auto level = family.choose(index, residual, mask);
+    codes.push_back(level.codes);
+    indices.push_back(level.indices);
+    return {level.codes, level.codes};
+  };
+  auto total = F::walk_levels(inputs, depth, gradient, /*sums_outputs=*/false, choose).codes;
+  return {std::move(total), at::stack(indices, -1), std::move(codes)};
 }
 
-/// Dropped levels have index -1.
-StackWalk walk_at_once(const StackFamily& family, const at::Tensor& inputs, int64_t depth) {
-  auto [total, indices] = family.at_once(inputs, depth);
-  return {total, at::constant_pad_nd(indices, {0, family.levels - depth}, -1), {}};
+/// The results of all levels in use, with the gradient of the stack.
+LevelsResult process_levels(const StackFamily& family, const at::Tensor& inputs,
+                            const std::optional<at::Tensor>& mask, int64_t depth, bool all_codes) {
+  // With an estimator over the stack, levels receive gradients only from their losses. By all
+  // levels: a step of fewer weighs less, as in the reference, whose gains are the levels in use.
+  const bool balances = family.estimate || family.averaged;
+  const auto compared = balances ? F::balanced(inputs, family.levels) : inputs;
+  std::optional<LevelsResult> together;
+  if (family.at_once) together = family.at_once(compared, mask, depth, all_codes);
+  auto found = together ? std::move(*together) : walk_levels_of(family, compared, mask, depth);
+  if (family.estimate) {
+    found.total = family.estimate(weighted(inputs, depth, family.levels), found.total);
+  }
+  for (auto& codes : found.codes) {
+    // The gradient of averaged levels is a part of that of their sum.
+    if (family.averaged) codes = codes.detach();
+  }
+  // Dropped levels have index -1.
+  found.indices = at::constant_pad_nd(found.indices, {0, family.levels - depth}, -1);
+  return found;
 }
 
 /// Reshapes tokens (B, N, heads * D) to (B, N * heads, D): levels treat each head as a token.
@@ -105,8 +106,7 @@ StackResult run_stack(const StackFamily& family, const at::Tensor& x,
   auto rows = mask;
   if (mask && heads > 1) rows = mask->repeat_interleave(heads, 1);
   if (family.prepare) inputs = family.prepare(inputs, rows);
-  auto found = family.at_once && !all_codes ? walk_at_once(family, inputs, depth)
-                                            : walk_levels_of(family, inputs, rows, depth);
+  auto found = process_levels(family, inputs, rows, depth, all_codes);
   auto indices = found.indices;
   if (rows) indices = indices.masked_fill(rows->logical_not().unsqueeze(-1), -1);
   if (heads > 1) indices = indices.unflatten(1, {-1, heads});

@@ -6,7 +6,6 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -22,6 +21,13 @@ namespace torchvq::detail {
 struct LevelResult {
   at::Tensor codes;    ///< (B, N, D), on the scale of the input of the stack
   at::Tensor indices;  ///< (B, N)
+};
+
+/// The results of levels that were processed together.
+struct LevelsResult {
+  at::Tensor total;               ///< (B, N, D), the sum of the codes
+  at::Tensor indices;             ///< (B, N, depth)
+  std::vector<at::Tensor> codes;  ///< (B, N, D) of each level; empty if not requested
 };
 
 /// The parts that define a family of stacks.
@@ -43,9 +49,12 @@ struct StackFamily {
   bool averaged = false;
   /// Codes of all levels are decoded from the indices, as in vector-quantize-pytorch.
   bool vqp_compat = false;
-  /// Returns the sum of the codes (B, N, D) of this many levels and their indices (B, N, depth), by
-  /// one operator; may be empty.
-  std::function<std::pair<at::Tensor, at::Tensor>(const at::Tensor&, int64_t)> at_once;
+  /// Processes this many levels in one step instead of `choose`, or returns nothing; may be empty.
+  /// Arguments: input of the first level, mask (B, N) for losses, levels in use, whether codes are
+  /// requested.
+  std::function<std::optional<LevelsResult>(const at::Tensor&, const std::optional<at::Tensor>&,
+                                            int64_t, bool)>
+      at_once;
   /// The sum of the codes with its gradient to the inputs; may be empty.
   std::function<at::Tensor(const at::Tensor&, const at::Tensor&)> estimate;
 };

@@ -331,6 +331,25 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
             commitment_weight=0.25,
         ),
     ),
+    "residual_lookup_free_quantize": (
+        (normal(2, 9, 3),),
+        dict(
+            mask=integers(2, 2, 9).bool(),
+            rotations=[torch.linalg.qr(normal(3, 3))[0]] * 2,
+            rng=rng(),
+            scales=[1.0, 0.5],
+            radii=[2.0, 1.0],
+            soft_clamps=[2.0, 1.0],
+            fraction=0.5,
+            estimates=True,
+            scores=True,
+            commitment_weight=0.25,
+        ),
+    ),
+    "residual_lookup_free_quantize plain": (
+        (normal(2, 9, 3),),
+        dict(rotations=[], scales=[1.0, 0.5], radii=[], soft_clamps=[], scores=True),
+    ),
     "lookup_free_losses": (
         (X, X.sign()),
         dict(mask=MASK, entropy_mask=MASK, commitment_weight=0.25, softplus_offset=5.0),

@@ -1,6 +1,7 @@
 // One forward of lookup-free quantization between its projections: signs, entropies, losses.
 #pragma once
 
+#include <functional>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
@@ -19,6 +20,8 @@ struct LookupFreeArguments {
   std::optional<at::Tensor> rotation;  ///< (D, D), orthogonal: applied to latents before the signs
   /// (2,), int64: generator that draws the tokens for the entropies. Default: all tokens.
   std::optional<at::Tensor> rng;
+  /// Codes have the gradient of this function of latents (C, T, D). Default: the identity.
+  std::function<at::Tensor(const at::Tensor&)> activation;
 };
 
 /// Options of the functions below.
@@ -81,7 +84,7 @@ struct LookupFreeStep {
 /// @param x       (B, *, C * D), or as the options say, floating point: projected tokens.
 /// @param totals  the sums over ranks of the forward that this one recomputes. Default: none.
 ///
-/// Gradient     of quantized to x, with `estimates`, straight through; of the losses to x.
+/// Gradient     of quantized to x, with `estimates`, that of the activation; of the losses to x.
 /// Ties         a feature of 0 is an unset bit.
 /// Empty        no tokens, or all masked: losses 0.
 /// Non-finite   a token with NaN or infinity gives NaN and index 0.
@@ -90,11 +93,6 @@ struct LookupFreeStep {
 TORCHVQ_API LookupFreeStep lookup_free_quantize(
     const at::Tensor& x, const LookupFreeArguments& arguments, const LookupFreeOptions& options,
     const std::optional<at::Tensor>& totals = std::nullopt);
-
-/// Codes (C, T, D) in layout and dtype of x, rotated back; padding is zero.
-TORCHVQ_API at::Tensor lookup_free_output(const at::Tensor& codes, const at::Tensor& x,
-                                          const LookupFreeArguments& arguments,
-                                          const LookupFreeOptions& options);
 
 /// The sums of these tokens that ranks add up for the entropies; see ops/sign_entropy.h.
 TORCHVQ_API at::Tensor lookup_free_totals(const LookupFreeSigns& signs,

@@ -137,10 +137,9 @@ class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
   friend class ResidualLFQImpl;
   /// Options of a step of this module, without those of a call.
   functional::LookupFreeOptions step_options() const;
-  /// A step with a user's activation between latents and output.
-  functional::LookupFreeStep step(const torch::Tensor& x,
-                                  const functional::LookupFreeArguments& arguments,
-                                  const functional::LookupFreeOptions& how);
+  /// Arguments of a step of this module. `draw` draws the tokens for the entropies, undefined: all.
+  functional::LookupFreeArguments step_arguments(const std::optional<torch::Tensor>& mask,
+                                                 const torch::Tensor& draw);
   torch::Tensor projected(const torch::Tensor& tokens);
   torch::Tensor draw_for() const;
   std::string group() const;

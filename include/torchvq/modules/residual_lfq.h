@@ -11,6 +11,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <torchvq/export.h>
+#include <torchvq/functional/residual_lookup_free.h>
 #include <torchvq/modules/checked_load.h>
 #include <torchvq/modules/kept_buffers.h>
 #include <torchvq/modules/lfq.h>
@@ -96,13 +97,13 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
 
  private:
   friend class GroupedResidualLFQImpl;
-  /// The results of the levels in use.
-  using Steps = std::vector<functional::LookupFreeStep>;
+  /// The result of the levels in use.
+  using Step = functional::ResidualLookupFreeStep;
   /// A forward of a stack whose losses wait for the sums of the other ranks and groups.
   struct Pending {
     ResidualLFQImpl* stack;
     ResidualLFQOutput output;
-    Steps steps;
+    Step step;
   };
   /// If it drops levels, it uses `depth` of them if that is given, else sets it.
   Pending start(const torch::Tensor& x, const ResidualLFQForwardOptions& call,
@@ -116,11 +117,11 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
   /// The stack in messages about ranks.
   std::string label() const;
   detail::Layout layout() const;
-  detail::StackFamily family(const torch::Tensor& draw, Steps& steps);
+  detail::StackFamily family(const torch::Tensor& draw, Step& step);
   /// Options of a step of a level.
   functional::LookupFreeOptions step_options(size_t level) const;
-  std::vector<torch::Tensor> own_totals(const Steps& steps) const;
-  torch::Tensor losses(const Steps& steps,
+  std::vector<torch::Tensor> own_totals(const Step& step) const;
+  torch::Tensor losses(const Step& step,
                        const std::vector<std::optional<torch::Tensor>>& totals) const;
   void handshake(const std::string& group, const torch::Tensor& x) const;
   bool drops() const { return options.quantize_dropout() && options.num_quantizers() > 1; }

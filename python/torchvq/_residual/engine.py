@@ -3,7 +3,7 @@
 A family (``ResidualVQ``; ``ResidualFSQ`` and ``ResidualLFQ`` by ``_residual/stack.py``) defines how a level chooses.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -113,10 +113,12 @@ def restore_codes(codes: Tensor, x: Tensor, mask: Tensor | None, layout: Layout)
     return layout.unpack_positions(codes, x)
 
 
-def stack_levels(levels: list[Tensor], count: int, *, missing: float = 0, dim: int = 0) -> Tensor:
+def stack_levels(
+    levels: Sequence[Tensor], count: int, *, missing: float = 0, dim: int = 0
+) -> Tensor:
     """Stacks the tensors of ``count`` levels; dropped levels are filled with ``missing``."""
     if len(levels) < count:
-        levels = levels + [torch.full_like(levels[0], missing)] * (count - len(levels))
+        levels = [*levels] + [torch.full_like(levels[0], missing)] * (count - len(levels))
     return _joined.stack(levels, dim)
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchvq._base import joined as _joined
 from torchvq._base.contained import contained
@@ -53,13 +54,24 @@ class LevelResult(NamedTuple):
     detail: Any = None  # data that the family needs for its losses
 
 
+class LevelsResult(NamedTuple):
+    """The results of all levels in use, together."""
+
+    total: Tensor  # (B, N, D), the sum of the codes
+    indices: Tensor  # (B, N, depth)
+    codes: Sequence[Tensor] = ()  # (B, N, D) of each level; empty if they were not asked for
+    details: Sequence[Any] = ()  # data of each level that the family needs for its losses
+    losses: Tensor | None = None  # (depth,), if they are complete
+
+
 class StackResult(NamedTuple):
     """The result of a stack."""
 
     quantized: Tensor  # the layout and dtype of the input
     indices: Tensor  # (B, *, Q), -1 where masked or dropped
     all_codes: Tensor | None  # (Q, B, *, D) if asked for
-    details: list[Any]  # of the levels in use
+    details: Sequence[Any]  # of the levels in use, as the next
+    losses: Tensor | None
     depth: int | Tensor  # their number; if only the device knows it, all levels are computed
     step: StepRecord | None  # the record of a checkpointed forward
 
@@ -169,8 +181,15 @@ class ResidualStack(RandomState):
         """``quantize_level`` with codes (B, N) that are already chosen."""
         raise NotImplementedError
 
-    def encode_at_once(self, inputs: Tensor, depth: int | Tensor) -> tuple[Tensor, Tensor] | None:
-        """The sum of the codes (B, N, D) and the indices (B, N, Q) from one operator; None if none can do it."""
+    def process_at_once(
+        self,
+        inputs: Tensor,
+        mask: Tensor | None,
+        rng: Tensor | None,
+        depth: int | Tensor,
+        all_codes: bool,
+    ) -> LevelsResult | None:
+        """All levels in use by one operator, instead of one after the other; None if none can do it."""
         return None
 
     # Forward -----------------------------------------------------------------------------------------------
@@ -201,16 +220,16 @@ class ResidualStack(RandomState):
             if depth is None or not drops_levels(self):
                 depth = self._depth(seed, rng)
             rows, row_mask = self._split_heads(inputs, token_mask)
-            total, indices, codes, details = self._walk(
+            found = self._process(
                 rows, row_mask, rng if self.draws else None, depth, return_all_codes
             )
-            total, indices, codes = self._merge_heads(total, indices, codes)
+            total, indices, codes = self._merge_heads(found)
             step = self.step_record
         quantized, indices, codes = self._restore(layout, x, token_mask, total, indices, codes)
         if codes is not None and self.vqp_compat:
             # The reference looks the codes up: they have the gradient of decoding, and no noise.
             codes = stack_levels(self._decode(indices), self.num_quantizers)
-        return StackResult(quantized, indices, codes, details, depth, step)
+        return StackResult(quantized, indices, codes, found.details, found.losses, depth, step)
 
     def _split_heads(self, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Tokens (B, N, heads * D) as (B, N * heads, D), and their mask."""
@@ -222,10 +241,14 @@ class ResidualStack(RandomState):
         rows = inputs.reshape(batch, positions * self.heads, features // self.heads)
         return rows, mask
 
-    def _merge_heads(
-        self, total: Tensor, indices: Tensor, codes: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The inverse of ``_split_heads``; indices (B, N, heads, Q)."""
+    def _merge_heads(self, found: LevelsResult) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The inverse of ``_split_heads``, with codes (Q, B, N, heads * D); indices (B, N, heads, Q)."""
+        total, indices = found.total, found.indices
+        # Dropped levels have index -1 and codes of zeros.
+        every = self.num_quantizers
+        codes = stack_levels(found.codes, every) if found.codes else None
+        if indices.shape[-1] < every:
+            indices = pad(indices, (0, every - indices.shape[-1]), value=-1)
         if self.heads == 1:
             return total, indices, codes
         batch, rows, features = total.shape
@@ -235,19 +258,33 @@ class ResidualStack(RandomState):
         total = total.reshape(batch, positions, self.heads * features)
         return total, indices.reshape(batch, positions, self.heads, indices.shape[-1]), codes
 
-    def _walk(
+    def _process(
         self,
         inputs: Tensor,
         mask: Tensor | None,
         rng: Tensor | None,
         depth: int | Tensor,
-        return_all_codes: bool,
-    ) -> tuple[Tensor, Tensor, Tensor | None, list[Any]]:
-        if not return_all_codes and rng is None:
-            found = self.encode_at_once(inputs, depth)
-            if found is not None:
-                return *found, None, []
+        all_codes: bool,
+    ) -> LevelsResult:
+        balances = self.training and self.gradient in ("averaged", "estimated")
+        # By all levels: a step of fewer weighs less, as in the reference, whose gains are the levels in use.
+        compared = balanced(inputs, self.num_quantizers) if balances else inputs
+        found = self.process_at_once(compared, mask, rng, depth, all_codes)
+        if found is None:
+            found = self._process_in_turn(compared, mask, rng, depth)
+        if self.gradient == "estimated":
+            total = self.estimate(weighted(inputs, depth, self.num_quantizers), found.total)
+            found = found._replace(total=total)
+        if not all_codes:
+            return found._replace(codes=())
+        # The gradient of averaged levels is a part of that of their sum.
+        averaged = self.training and self.gradient == "averaged"
+        codes = [own.detach() for own in found.codes] if averaged else found.codes
+        return found._replace(codes=codes)
 
+    def _process_in_turn(
+        self, inputs: Tensor, mask: Tensor | None, rng: Tensor | None, depth: int | Tensor
+    ) -> LevelsResult:
         chosen = self.choose_codes(inputs, mask)
 
         def choose(index: int, residual: Tensor, _: Tensor) -> tuple[LevelResult, WalkedLevel]:
@@ -263,21 +300,9 @@ class ResidualStack(RandomState):
             output = level.codes if self.gradient == "attached" else level.codes.detach()
             return level, WalkedLevel(level.codes, output)
 
-        balances = self.training and self.gradient in ("averaged", "estimated")
-        # By all levels: a step of fewer weighs less, as in the reference, whose gains are the levels in use.
-        compared = balanced(inputs, self.num_quantizers) if balances else inputs
-        total, levels = walk(compared, levels_to_walk(depth, self.num_quantizers), choose)
-        if self.gradient == "estimated":
-            total = self.estimate(weighted(inputs, depth, self.num_quantizers), total)
-        # Dropped levels have index -1 and codes of zeros.
-        every = self.num_quantizers
-        indices = stack_levels([level.indices for level in levels], every, missing=-1, dim=-1)
-        codes = None
-        if return_all_codes:
-            codes = stack_levels([level.codes for level in levels], every)
-            # The gradient of averaged levels is a part of that of their sum.
-            codes = codes.detach() if self.training and self.gradient == "averaged" else codes
-        return total, indices, codes, [level.detail for level in levels]
+        total, levels = walk(inputs, levels_to_walk(depth, self.num_quantizers), choose)
+        codes, indices, details = zip(*levels, strict=True)
+        return LevelsResult(total, _joined.stack(indices, -1), list(codes), list(details))
 
     def _restore(
         self,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base.arguments import expect_tensor
+from torchvq._base.lean_call import without_defaults
 from torchvq._base.options import expect
 from torchvq._base.projection import projects_nothing
 from torchvq._base.random_state import StepRecord, rng_beside
@@ -63,10 +64,7 @@ def step(lfq: "LFQ", x: Tensor, request: Request) -> tuple[Found, list[Tensor]]:
     Returns:
         The result, and the totals over the ranks.
     """
-    if lfq.training and lfq.frac_per_sample_entropy < 1:
-        draws = request.rng is not None
-        condition = "given to the constructor, which makes the generator of the draws"
-        expect("LFQ", draws, "frac_per_sample_entropy", condition, "set on the module")
+    _expect_draws(lfq, request)
     # A user's activation lies between latents and output, so its gradient is applied in Python.
     activates = request.estimates and not projects_nothing(lfq.activation)
     quantized, indices, loss, *terms, latents, codes, counted, totals = _ops.lookup_free_quantize(
@@ -82,7 +80,9 @@ def step(lfq: "LFQ", x: Tensor, request: Request) -> tuple[Found, list[Tensor]]:
         fraction=lfq.frac_per_sample_entropy,
         estimates=request.estimates and not activates,
         scores=request.scores,
-        **_loss_options(lfq, request.inv_temperature),
+        scale=lfq.code_value,
+        inv_temperature=request.inv_temperature,
+        **_loss_options(lfq),
         **request.ranks.options(),
     )
     if activates:
@@ -91,6 +91,13 @@ def step(lfq: "LFQ", x: Tensor, request: Request) -> tuple[Found, list[Tensor]]:
         latents, codes, request.mask, counted[0] if counted else None, request.inv_temperature
     )
     return Found(quantized, indices, loss, LookupFreeLossBreakdown(*terms), signs), totals
+
+
+def _expect_draws(lfq: "LFQ", request: Request) -> None:
+    draws = request.rng is not None
+    if lfq.training and lfq.frac_per_sample_entropy < 1:
+        condition = "given to the constructor, which makes the generator of the draws"
+        expect("LFQ", draws, "frac_per_sample_entropy", condition, "set on the module")
 
 
 def _activated(lfq: "LFQ", x: Tensor, latents: Tensor, codes: Tensor, request: Request) -> Tensor:
@@ -110,16 +117,81 @@ def _activated(lfq: "LFQ", x: Tensor, latents: Tensor, codes: Tensor, request: R
     )
 
 
-def _loss_options(lfq: "LFQ", inv_temperature: float) -> dict[str, Any]:
+def _loss_options(lfq: "LFQ") -> dict[str, Any]:
     return dict(
-        scale=lfq.code_value,
-        inv_temperature=inv_temperature,
         entropy_weight=lfq.entropy_loss_weight,
         diversity_gamma=lfq.diversity_gamma,
         commitment_weight=lfq.commitment_loss_weight,
         softplus_offset=lfq.entropy_loss_offset if lfq.experimental_softplus_entropy_loss else None,
         vqp_compat=lfq.vqp_compat,
     )
+
+
+class FoundLevels(NamedTuple):
+    """The result of a stack of quantizers."""
+
+    total: Tensor  # (B, N, D), the sum of the codes of all levels
+    indices: Tensor  # (B, N, Q)
+    losses: Tensor  # (Q,), zeros if they wait for other ranks
+    codes: list[Tensor]  # (1, T, D) of each level
+    signs: list[Signs]
+
+
+def _shared_by_levels(lfq: "LFQ") -> tuple[object, ...]:
+    return (
+        lfq.training,
+        lfq.num_codebooks,
+        lfq.spherical,
+        lfq.orthogonal_rotation,
+        lfq.soft_clamp_input_value is None,
+        lfq.frac_per_sample_entropy,
+        lfq.entropy_loss_weight,
+        lfq.diversity_gamma,
+        lfq.commitment_loss_weight,
+        lfq.experimental_softplus_entropy_loss,
+        lfq.entropy_loss_offset,
+        lfq.vqp_compat,
+        lfq.sync_codebook,
+        lfq.process_group,
+    )
+
+
+def can_step_levels(levels: Sequence["LFQ"], estimates: bool) -> bool:
+    """Whether one operator can step all levels: options may be set for one of them, and the gradient of a user's
+    activation is applied in Python."""
+    shared = _shared_by_levels(levels[0])
+    if levels[0].num_codebooks > 1 or any(_shared_by_levels(own) != shared for own in levels[1:]):
+        return False
+    return not estimates or projects_nothing(*[level.activation for level in levels])
+
+
+def step_levels(levels: Sequence["LFQ"], tokens: Tensor, request: Request) -> FoundLevels:
+    """``step`` of each level on the residual (B, N, D) that the levels before have left, by one operator; see
+    ``can_step_levels``."""
+    first = levels[0]
+    _expect_draws(first, request)
+    clamps = [level.soft_clamp_input_value for level in levels]
+    options = dict(
+        mask=request.mask,
+        rng=None if request.rng is None else rng_beside(tokens, request.rng),
+        fraction=first.frac_per_sample_entropy,
+        estimates=request.estimates,
+        scores=request.scores,
+        **_loss_options(first),
+        **request.ranks.options(),
+    )
+    total, indices, losses, codes, latents, signs, counted = _ops.residual_lookup_free_quantize(
+        tokens,
+        rotations=[level.orthogonal_rot for level in levels] if first.orthogonal_rotation else [],
+        scales=[level.code_value for level in levels],
+        radii=[level.codebook_scale for level in levels] if first.spherical else [],
+        soft_clamps=[] if clamps[0] is None else clamps,
+        **without_defaults("residual_lookup_free_quantize", options),
+    )
+    counts = counted or [None] * len(levels)
+    parts = zip(latents, signs, counts, strict=True)
+    found = [Signs(*part[:2], request.mask, part[2], request.inv_temperature) for part in parts]
+    return FoundLevels(total, indices, losses, codes, found)
 
 
 class Pending(NamedTuple):
@@ -198,6 +270,8 @@ def loss(lfq: "LFQ", signs: Signs, totals: Tensor | None) -> Tensor:
         mask=mask,
         entropy_mask=signs.entropy_mask,
         totals=totals,
-        **_loss_options(lfq, signs.inv_temperature),
+        scale=lfq.code_value,
+        inv_temperature=signs.inv_temperature,
+        **_loss_options(lfq),
     )
     return found

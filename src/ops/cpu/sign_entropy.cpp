@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <memory>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -12,6 +14,7 @@
 
 #include "detail/precision.h"
 #include "kernels/cpu/sign_entropy.h"
+#include "kernels/cpu/transpose.h"
 
 namespace torchvq {
 namespace {
@@ -121,15 +124,38 @@ void add_products(const kernels::SignEntropyKernel& kernel, const Chunk& chunk, 
   });
 }
 
-template <typename Body>
-void over_chunks(const std::vector<int64_t>& rows, const float* x, float sharpness, Chunk& chunk,
-                 const Body& body) {
-  const auto count = static_cast<int64_t>(rows.size());
-  for (int64_t begin = 0; begin < count; begin += kTokensAtOnce) {
-    chunk.read(x, rows.data() + begin, std::min(kTokensAtOnce, count - begin), sharpness);
-    body(rows.data() + begin);
+/// The real tokens of a head, in chunks.
+class HeadTokens {
+ public:
+  /// @param x  (T, D) of the head.
+  HeadTokens(const kernels::SignEntropyKernel& kernel, const float* x, std::vector<int64_t> rows,
+             int64_t dim, float sharpness)
+      : x_(x),
+        rows_(std::move(rows)),
+        sharpness_(sharpness),
+        chunk_(kernel, dim, std::min(count(), kTokensAtOnce)) {}
+
+  int64_t count() const { return static_cast<int64_t>(rows_.size()); }
+
+  /// Calls body(chunk, rows) for each chunk.
+  template <typename Body>
+  void over_chunks(const Body& body) {
+    for (int64_t begin = 0; begin < count(); begin += kTokensAtOnce) {
+      const int64_t own = std::min(kTokensAtOnce, count() - begin);
+      // The totals have read a single chunk before the gradients.
+      if (chunk_.count() != own || own < count()) {
+        chunk_.read(x_, rows_.data() + begin, own, sharpness_);
+      }
+      body(chunk_, rows_.data() + begin);
+    }
   }
-}
+
+ private:
+  const float* x_;
+  const std::vector<int64_t> rows_;
+  const float sharpness_;
+  Chunk chunk_;
+};
 
 /// The logarithms of a group's mean distribution minus their mean, and its entropy.
 struct Logarithms {
@@ -158,13 +184,11 @@ struct Logarithms {
     for (const double part : parts) entropy += part;
     if (!wanted) return;
     const int64_t rows = values.size(0), columns = values.size(1);
-    transposed = at::empty({columns, rows}, at::kFloat);
-    float* turned = transposed.mutable_data_ptr<float>();
     const auto mean = static_cast<float>(entropy);
-    for (int64_t code = 0; code < codes; ++code) {
-      to[code] += mean;
-      turned[code % columns * rows + code / columns] = to[code];
-    }
+    for (int64_t code = 0; code < codes; ++code) to[code] += mean;
+    transposed = at::empty({columns, rows}, at::kFloat);
+    kernels::transpose_kernel(kernels::cpu_level())
+        .words(to, rows, columns, 0, columns, transposed.mutable_data_ptr<float>());
   }
 };
 
@@ -220,13 +244,11 @@ void add_gradients(const kernels::SignEntropyKernel& kernel, const Chunk& chunk,
   }
 }
 
-void head_totals(const kernels::SignEntropyKernel& kernel, const float* x,
-                 const std::vector<int64_t>& rows, int64_t dim, float sharpness, float* totals) {
+void head_totals(const kernels::SignEntropyKernel& kernel, HeadTokens& tokens, int64_t dim,
+                 float* totals) {
   const auto groups = detail::sign_groups(dim);
-  const auto count = static_cast<int64_t>(rows.size());
-  Chunk chunk(kernel, dim, std::min(count, kTokensAtOnce));
   double entropy = 0;
-  over_chunks(rows, x, sharpness, chunk, [&](const int64_t* /*rows*/) {
+  tokens.over_chunks([&](const Chunk& chunk, const int64_t* /*rows*/) {
     double part = 0;  // per block, so that other devices can sum blocks in parallel
     for (int64_t n = 0; n < chunk.count(); ++n) part += chunk.token_entropy(n);
     entropy += part;
@@ -236,79 +258,109 @@ void head_totals(const kernels::SignEntropyKernel& kernel, const float* x,
   });
   const int64_t codes = detail::sign_totals_size(dim) - 3;
   totals[codes] = static_cast<float>(entropy);
-  totals[codes + 1] = static_cast<float>(count);
+  totals[codes + 1] = static_cast<float>(tokens.count());
   totals[codes + 2] = 1;
 }
 
-at::Tensor sign_entropy_totals(const at::Tensor& x_, double sharpness,
-                               const std::optional<at::Tensor>& mask) {
-  detail::check_sign_entropy(x_, sharpness, mask);
-  if (x_.scalar_type() == at::kDouble) {
-    return detail::sign_entropy_totals_any(x_, sharpness, mask);
+/// A float32 input, by head.
+class Heads {
+ public:
+  Heads(const at::Tensor& x, const std::optional<at::Tensor>& mask, double sharpness)
+      : kernel(kernels::sign_entropy_kernel(kernels::cpu_level())),
+        x_(x.to(at::kFloat).contiguous()),
+        mask_(mask),
+        sharpness_(static_cast<float>(sharpness)) {}
+
+  int64_t count() const { return x_.size(0); }
+  int64_t dim() const { return x_.size(2); }
+  int64_t values() const { return x_.size(1) * dim(); }
+  float sharpness() const { return sharpness_; }
+
+  HeadTokens tokens(int64_t head) const {
+    return {kernel, x_.const_data_ptr<float>() + head * values(), live_rows(x_, mask_, head), dim(),
+            sharpness_};
   }
-  const auto x = x_.to(at::kFloat).contiguous();
-  const auto kernel = kernels::sign_entropy_kernel(kernels::cpu_level());
-  auto totals = at::zeros({x.size(0), detail::sign_totals_size(x.size(2))}, x.options());
-  for (int64_t h = 0; h < x.size(0); ++h) {
-    head_totals(kernel, x.const_data_ptr<float>() + h * x.size(1) * x.size(2),
-                live_rows(x, mask, h), x.size(2), static_cast<float>(sharpness),
+
+  at::Tensor zero_totals() const {
+    return at::zeros({count(), detail::sign_totals_size(dim())}, x_.options());
+  }
+
+  const kernels::SignEntropyKernel kernel;
+
+ private:
+  const at::Tensor x_;
+  const std::optional<at::Tensor>& mask_;
+  const float sharpness_;
+};
+
+at::Tensor sign_entropy_totals(const at::Tensor& x, double sharpness,
+                               const std::optional<at::Tensor>& mask) {
+  detail::check_sign_entropy(x, sharpness, mask);
+  if (x.scalar_type() == at::kDouble) {
+    return detail::sign_entropy_totals_any(x, sharpness, mask);
+  }
+  const Heads heads(x, mask, sharpness);
+  auto totals = heads.zero_totals();
+  for (int64_t h = 0; h < heads.count(); ++h) {
+    auto tokens = heads.tokens(h);
+    head_totals(heads.kernel, tokens, heads.dim(),
                 totals.mutable_data_ptr<float>() + h * totals.size(1));
   }
   return totals;
 }
 
 /// Adds the entropies of a head to `entropies` and computes its gradients.
-void head_forward(const kernels::SignEntropyKernel& kernel, const float* x,
-                  const std::vector<int64_t>& rows, int64_t dim, float sharpness,
-                  const float* totals, int64_t heads, Gradients* grads, double* entropies) {
-  const auto groups = detail::sign_groups(dim);
-  const int64_t codes = detail::sign_totals_size(dim) - 3;
+void head_forward(const Heads& heads, HeadTokens& tokens, const float* totals, Gradients* grads,
+                  double* entropies) {
+  const auto groups = detail::sign_groups(heads.dim());
+  const int64_t codes = detail::sign_totals_size(heads.dim()) - 3;
   const auto count = static_cast<double>(totals[codes + 1]);
   if (count == 0) return;
   entropies[0] += static_cast<double>(totals[codes]) / count;
   std::vector<Logarithms> logarithms;
   for (const auto& group : groups) {
-    logarithms.emplace_back(kernel, totals + group.offset, static_cast<float>(1 / count), group,
-                            grads != nullptr);
+    logarithms.emplace_back(heads.kernel, totals + group.offset, static_cast<float>(1 / count),
+                            group, grads != nullptr);
     entropies[1] += logarithms.back().entropy;
   }
-  if (grads == nullptr || rows.empty()) return;
-  grads->weight =
-      static_cast<float>(static_cast<double>(totals[codes + 2]) * static_cast<double>(sharpness) /
-                         (count * static_cast<double>(heads)));
-  Chunk chunk(kernel, dim, std::min(static_cast<int64_t>(rows.size()), kTokensAtOnce));
-  over_chunks(rows, x, sharpness, chunk, [&](const int64_t* at) {
-    add_gradients(kernel, chunk, groups, logarithms, at, dim, *grads);
+  if (grads == nullptr || tokens.count() == 0) return;
+  grads->weight = static_cast<float>(static_cast<double>(totals[codes + 2]) *
+                                     static_cast<double>(heads.sharpness()) /
+                                     (count * static_cast<double>(heads.count())));
+  tokens.over_chunks([&](const Chunk& chunk, const int64_t* rows) {
+    add_gradients(heads.kernel, chunk, groups, logarithms, rows, heads.dim(), *grads);
   });
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> sign_entropy_forward(
-    const at::Tensor& x_, double sharpness, const std::optional<at::Tensor>& mask,
+    const at::Tensor& x, double sharpness, const std::optional<at::Tensor>& mask,
     const std::optional<at::Tensor>& totals_, bool wanted) {
-  detail::check_sign_entropy(x_, sharpness, mask, totals_);
-  if (x_.scalar_type() == at::kDouble) {
-    return detail::sign_entropy_forward_any(x_, sharpness, mask, totals_, wanted);
+  detail::check_sign_entropy(x, sharpness, mask, totals_);
+  if (x.scalar_type() == at::kDouble) {
+    return detail::sign_entropy_forward_any(x, sharpness, mask, totals_, wanted);
   }
-  const auto x = x_.to(at::kFloat).contiguous();
-  const auto totals =
-      totals_.has_value() ? totals_->contiguous() : sign_entropy_totals(x, sharpness, mask);
+  const Heads heads(x, mask, sharpness);
+  const auto totals = totals_ ? totals_->contiguous() : heads.zero_totals();
   const auto shape = wanted ? x.sizes().vec() : std::vector<int64_t>{0};
-  auto grad_per_sample = at::zeros(shape, x.options()), grad_batch = at::zeros(shape, x.options());
-  const auto kernel = kernels::sign_entropy_kernel(kernels::cpu_level());
-  const int64_t heads = x.size(0), dim = x.size(2), values = x.size(1) * dim;
+  const auto options = x.options().dtype(at::kFloat);
+  auto grad_per_sample = at::zeros(shape, options), grad_batch = at::zeros(shape, options);
   double entropies[2] = {0, 0};
-  for (int64_t h = 0; h < heads; ++h) {
+  for (int64_t h = 0; h < heads.count(); ++h) {
+    auto tokens = heads.tokens(h);
+    if (!totals_)
+      head_totals(heads.kernel, tokens, heads.dim(),
+                  totals.mutable_data_ptr<float>() + h * totals.size(1));
     Gradients grads = {};
     if (wanted) {
-      grads.per_sample = grad_per_sample.mutable_data_ptr<float>() + h * values;
-      grads.batch = grad_batch.mutable_data_ptr<float>() + h * values;
+      grads.per_sample = grad_per_sample.mutable_data_ptr<float>() + h * heads.values();
+      grads.batch = grad_batch.mutable_data_ptr<float>() + h * heads.values();
     }
-    head_forward(kernel, x.const_data_ptr<float>() + h * values, live_rows(x, mask, h), dim,
-                 static_cast<float>(sharpness), totals.const_data_ptr<float>() + h * totals.size(1),
-                 heads, wanted ? &grads : nullptr, entropies);
+    head_forward(heads, tokens, totals.const_data_ptr<float>() + h * totals.size(1),
+                 wanted ? &grads : nullptr, entropies);
   }
   const auto mean = [&](double sum) {
-    return detail::rounded_scalar(heads == 0 ? 0 : sum / static_cast<double>(heads), x);
+    const auto count = static_cast<double>(heads.count());
+    return detail::rounded_scalar(count == 0 ? 0 : sum / count, grad_batch);
   };
   return {mean(entropies[0]), mean(entropies[1]), grad_per_sample, grad_batch};
 }
