@@ -4,7 +4,8 @@
 //   python -m torchvq.convert MODEL_OR_CHECKPOINT -o codec.safetensors
 //   decode_codec codec.safetensors tokens.npy latents.npy
 //
-// Tokens (..., columns), any integer dtype, the levels of a vector last; latents (..., dim), float32.
+// Tokens as `torchvq encode` writes them, of any integer dtype: (..., columns), the levels of a vector last, and (...)
+// if the codec has a single codebook; latents (..., dim), float32.
 #include <torchvq/io/array_source.h>
 #include <torchvq/io/npy.h>
 #include <torchvq/io/projected_codec.h>
@@ -19,14 +20,19 @@ void decode(const std::string& file, const std::string& input, const std::string
   const auto codec = torchvq::io::load_projected_codec(file);
   const torchvq::io::IndexSource tokens(input);
   auto shape = tokens.array().shape();
-  TORCH_CHECK_VALUE(shape.back() == codec.columns(), input, ": expected ", codec.columns(),
-                    " tokens of a vector on the last axis, but got ", shape.back());
-  const auto latents = torchvq::fit::decode_projected(tokens.read(0, tokens.rows()), codec);
-  shape.back() = codec.dim;
-  torchvq::io::save_npy(output, latents.view(shape));
+  const auto columns = codec.columns();
+  if (columns > 1) {
+    TORCH_CHECK_VALUE(shape.size() >= 2 && shape.back() == columns, input,
+                      ": expected tokens of shape (..., ", columns, "), but got shape ",
+                      c10::IntArrayRef(shape));
+    shape.pop_back();
+  }
+  shape.push_back(codec.dim);
+  const auto codes = tokens.read(0, tokens.rows()).view({-1, columns});
+  torchvq::io::save_npy(output, torchvq::fit::decode_projected(codes, codec).view(shape));
   std::printf("decoded %lld vectors of %lld features from %lld tokens each\n",
-              static_cast<long long>(tokens.rows()), static_cast<long long>(codec.dim),
-              static_cast<long long>(codec.columns()));
+              static_cast<long long>(codes.size(0)), static_cast<long long>(codec.dim),
+              static_cast<long long>(columns));
 }
 
 }  // namespace

@@ -116,7 +116,12 @@ class LFQ(OwnHandle, RandomState):
     """
 
     mask: Tensor
-    _warns = True  # if nothing bounds the latents
+    # The warning if nothing bounds the latents. None: no warning.
+    _unbounded: str | None = (
+        "LFQ: commitment_loss_weight is 0, so nothing keeps latents from growing without bound; "
+        "start with spherical=True, commitment_loss_weight=0.1 and entropy_loss_weight=0.005 "
+        "(torchvq.recommended('LFQ')), or set one of the first two or soft_clamp_input_value"
+    )
 
     codebook_size: int
     codebook_dim: int
@@ -208,13 +213,12 @@ class LFQ(OwnHandle, RandomState):
         if frac_per_sample_entropy < 1:
             self.keep_rng()
         self.handle = _ops.new_handle()
-        bounded = spherical or cosine_sim_project_in or soft_clamp_input_value is not None
-        if self._warns and commitment_loss_weight == 0 and entropy_loss_weight > 0 and not bounded:
-            logger.warning(
-                "LFQ: commitment_loss_weight is 0, so nothing keeps latents from growing without bound; "
-                "start with spherical=True, commitment_loss_weight=0.1 and entropy_loss_weight=0.005 "
-                "(torchvq.recommended('LFQ')), or set one of the first two or soft_clamp_input_value"
-            )
+        # Without projections cosine_sim_project_in has no effect.
+        cosine = cosine_sim_project_in and self.has_projections
+        bounded = spherical or cosine or soft_clamp_input_value is not None
+        unscored = commitment_loss_weight == 0 and entropy_loss_weight > 0
+        if self._unbounded and unscored and not bounded:
+            logger.warning(self._unbounded)
 
     def _make_projections(self, inner: int, cosine_scale: float | None, bias: bool) -> None:
         self.project_in: nn.Module = nn.Identity()

@@ -37,10 +37,20 @@ class ScoredLevel(NamedTuple):
     loss: Tensor | None = None  # None if it waits for other levels or ranks
 
 
+class _First(LFQ):
+    """Has the options of all levels, and warns on behalf of the stack, for which other weights are recommended."""
+
+    _unbounded = (
+        "ResidualLFQ: commitment_loss_weight is 0, so nothing keeps latents from growing without bound; "
+        "start with commitment_loss_weight=0.25 (torchvq.recommended('ResidualLFQ')), "
+        "or set soft_clamp_input_value"
+    )
+
+
 class _Level(LFQ):
     """A level, which does not warn because its stack does."""
 
-    _warns = False
+    _unbounded = None
 
     def _get_name(self) -> str:
         return "LFQ"
@@ -117,7 +127,7 @@ class ResidualLFQ(ResidualStack):
         check_options("ResidualLFQ", own | kwargs)
         vqp_compat = vqp_compat_of(kwargs.pop("vqp_compat", None))
         options = dict(kwargs, codebook_size=codebook_size, vqp_compat=vqp_compat)
-        first = LFQ(**options, soft_clamp_input_value=soft_clamp_input_value)
+        first = _First(**options, soft_clamp_input_value=soft_clamp_input_value)
         super().__init__(
             dim=dim,
             inner_dim=first.codebook_dim,

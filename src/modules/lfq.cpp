@@ -64,18 +64,20 @@ LFQImpl::LFQImpl(LFQOptions options_, bool is_level, bool owns_activation)
       owns_activation_(owns_activation),
       handle_(distributed::new_handle()) {
   reset();
-  if (!is_level_) warn_if_unbounded();
-}
-
-void LFQImpl::warn_if_unbounded() const {
-  const bool bounded = options.spherical() || options.cosine_sim_project_in() ||
-                       options.soft_clamp_input_value().has_value();
-  if (options.commitment_loss_weight() == 0 && options.entropy_loss_weight() > 0 && !bounded) {
+  if (!is_level_ && is_unbounded()) {
     TORCH_WARN(
         "LFQ: commitment_loss_weight is 0, so nothing keeps latents from growing without bound; "
         "start with spherical, commitment_loss_weight 0.1 and entropy_loss_weight 0.005, or set "
         "one of the first two or soft_clamp_input_value");
   }
+}
+
+bool LFQImpl::is_unbounded() const {
+  // Without projections cosine_sim_project_in has no effect.
+  const bool cosine = options.cosine_sim_project_in() && has_projections();
+  const bool bounded =
+      options.spherical() || cosine || options.soft_clamp_input_value().has_value();
+  return options.commitment_loss_weight() == 0 && options.entropy_loss_weight() > 0 && !bounded;
 }
 
 void LFQImpl::reset() {

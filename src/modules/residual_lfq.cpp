@@ -62,7 +62,11 @@ bool averages_levels(const ResidualLFQOptions& options) {
 ResidualLFQImpl::ResidualLFQImpl(ResidualLFQOptions options_, bool owns_activation)
     : options(std::move(options_)), built_from_(options), owns_activation_(owns_activation) {
   reset();
-  levels[0]->warn_if_unbounded();
+  if (levels[0]->is_unbounded()) {
+    TORCH_WARN(
+        "ResidualLFQ: commitment_loss_weight is 0, so nothing keeps latents from growing without "
+        "bound; start with commitment_loss_weight 0.25, or set soft_clamp_input_value");
+  }
 }
 
 void ResidualLFQImpl::reset() {

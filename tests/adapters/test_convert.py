@@ -115,12 +115,15 @@ def test_the_cpp_example_decodes(name: str, tmp_path: Path) -> None:
     original = wide(module)
     tokens = case.encode(original, x.double())
     expected = decoded(case, original, x.double(), tokens)
-    shaped = torch.stack([t.reshape(expected.shape[:-1]) for t in tokens], -1)
+    levels = [t.reshape(expected.shape[:-1]) for t in tokens]
+    # As the command line writes them: of one codebook without an axis of levels.
+    shaped = torch.stack(levels, -1) if len(levels) > 1 else levels[0]
     np.save(tmp_path / "codes.npy", shaped.numpy())
     subprocess.run(
         [DECODE, "codec.safetensors", "codes.npy", "latents.npy"], cwd=tmp_path, check=True
     )
     ours = torch.from_numpy(np.load(tmp_path / "latents.npy")).double()
+    assert ours.shape == expected.shape
     assert torch.allclose(ours, expected, rtol=1e-6, atol=1e-6)
 
 

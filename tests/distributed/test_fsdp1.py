@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import Ranks
+from ranks import Ranks, outcome
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -69,3 +69,72 @@ def trained(rank: int, size: int, name: str, keep_parameters: bool, recompute: b
 def test_fsdp1_in_bfloat16(two: Ranks, name: str, keep_parameters: bool, recompute: bool) -> None:
     """Projections compute in the dtype to which FSDP1 casts their weights, wherever it puts them."""
     assert two.run(trained, 2, name, keep_parameters, recompute) == [True, True]
+
+
+LEARNABLE = dict(learnable_codebook=True, ema_update=False)
+BY_GRADIENT = {
+    "VectorQuantize": lambda: torchvq.VectorQuantize(DIM, 8, **LEARNABLE),
+    "ResidualVQ": lambda: torchvq.ResidualVQ(
+        dim=DIM, codebook_size=8, num_quantizers=3, **LEARNABLE
+    ),
+}
+
+
+def verified(rank: int, name: str, keep_parameters: bool, strategy: str) -> Any:
+    """What ``verify_replicas`` finds before, within and after two steps."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    torch.manual_seed(0)
+    model = FullyShardedDataParallel(
+        nn.Sequential(BY_GRADIENT[name]()),
+        device_id=torch.device("cpu"),
+        use_orig_params=keep_parameters,
+        sharding_strategy=ShardingStrategy[strategy],
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    found = [torchvq.verify_replicas(model)]
+    for step in range(2):
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        results = model(torch.randn(2, DIM, DIM, generator=generator))
+        found.append(torchvq.verify_replicas(model))
+        results[2].sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(torchvq.verify_replicas(model))
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
+@pytest.mark.parametrize("keep_parameters", [False, True], ids=["flat", "use_orig_params"])
+@pytest.mark.parametrize("name", BY_GRADIENT)
+def test_codes_in_shards_have_no_replicas(
+    two: Ranks, name: str, keep_parameters: bool, strategy: str
+) -> None:
+    assert two.run(verified, name, keep_parameters, strategy) == [[[]] * 5] * 2
+
+
+OWN_OPTIMIZER = {
+    "VectorQuantize": lambda: torchvq.VectorQuantize(
+        DIM, 8, in_place_codebook_optimizer=torch.optim.SGD, **LEARNABLE
+    ),
+    "LatentQuantize": lambda: torchvq.LatentQuantize(
+        [5, 5], DIM, channel_first=False, in_place_codebook_optimizer=torch.optim.SGD
+    ),
+}
+
+
+def refused(rank: int, name: str) -> str:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    torch.manual_seed(0)
+    model = FullyShardedDataParallel(
+        nn.Sequential(nn.Linear(DIM, DIM), OWN_OPTIMIZER[name]()), device_id=torch.device("cpu")
+    )
+    return outcome(model, torch.randn(2, DIM, DIM))
+
+
+@pytest.mark.parametrize("name", OWN_OPTIMIZER)
+def test_an_own_optimizer_of_flat_codes_is_refused(two: Ranks, name: str) -> None:
+    """The optimizer found no parameter and took no step."""
+    for answer in two.run(refused, name):
+        assert answer.startswith(f"RuntimeError: {name}: expected the codes to be parameters")

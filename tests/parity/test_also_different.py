@@ -91,6 +91,25 @@ def test_fitness_is_computed_in_evaluation() -> None:
         assert modes == [expected]
 
 
+@pytest.mark.parametrize("compat", [False, True])
+def test_a_function_of_accumulated_statistics_gets_those_of_all_calls(compat: bool) -> None:
+    codes = torch.tensor([[0.0, 0.0], [5.0, 5.0]])
+    given = []
+    for package, options in ((torchvq, dict(vqp_compat=compat)), (reference, {})):
+        vq = package.VectorQuantize(dim=2, codebook_size=2, **options)
+        vq._codebook.embed.copy_(codes[None])
+        counts: list[list[float]] = []
+
+        def weight(sums, size, counts=counts):
+            counts.append(size.flatten().tolist())
+            return (size > 0).float()
+
+        vq(codes[None], accum_ema_update=True, ema_update_weight=weight)
+        vq(codes[None, :1], ema_update_weight=weight)
+        given.append(counts)
+    assert given == [[[2, 1]], [[1, 1], [1, 0]]]
+
+
 def test_affine_statistics_of_a_shared_codebook_are_those_of_the_first_level() -> None:
     x = tokens() + 10
     means = []

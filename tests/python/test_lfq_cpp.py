@@ -206,6 +206,8 @@ def test_cpp_equals_python(case: str, tmp_path: Path) -> None:
         (dict(STACK, entropy_loss_weight=0.0), 0),
         (dict(STACK, spherical=True), 0),
         (dict(STACK, soft_clamp_input_value=1.5), 0),
+        (dict(dim=4, cosine_sim_project_in=True), 1),
+        (dict(STACK, cosine_sim_project_in=True), 1),
         (dict(STACK, dim=8, groups=2), 2),
     ],
 )

@@ -7,6 +7,7 @@ import logging
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -194,12 +195,43 @@ def test_choosing_md_repeats_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "file", ["python/torchvq/lookup_free_quantization.py", "src/modules/lfq.cpp"]
+    ("name", "file"),
+    [
+        ("LFQ", "python/torchvq/lookup_free_quantization.py"),
+        ("LFQ", "src/modules/lfq.cpp"),
+        ("ResidualLFQ", "python/torchvq/residual_lfq.py"),
+        ("ResidualLFQ", "src/modules/residual_lfq.cpp"),
+    ],
 )
-def test_the_warning_of_lfq_says_it(file: str) -> None:
+def test_the_warning_of_lfq_says_it(name: str, file: str) -> None:
     text = re.sub(r'"\s*\n\s*"', "", (ROOT / file).read_text())
-    warning = re.search(r"LFQ: commitment_loss_weight is 0,[^;]*;([^\n]*)", text).group(1)
-    settings = torchvq.recommended("LFQ")
-    for name in ("commitment_loss_weight", "entropy_loss_weight"):
-        assert re.search(rf"{name}[ =]{settings[name]:g}\b", warning)
-    assert settings["spherical"] and "spherical" in warning
+    warning = re.search(rf"\b{name}: commitment_loss_weight is 0,[^;]*;([^\n]*)", text).group(1)
+    settings = torchvq.recommended(name)
+    for option in {"commitment_loss_weight", "entropy_loss_weight"} & settings.keys():
+        assert re.search(rf"{option}[ =]{settings[option]:g}\b", warning)
+    # A stack collapses with the weights of a single LFQ.
+    for option in ("spherical", "entropy_loss_weight"):
+        assert (option in settings) == (option in warning)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "warns"),
+    [
+        ("LFQ", dict(dim=8, codebook_size=16), "LFQ: "),
+        ("LFQ", dict(dim=8, codebook_size=16, cosine_sim_project_in=True), ""),
+        # These have no projection that cosine_sim_project_in could make.
+        ("LFQ", dict(codebook_size=16, cosine_sim_project_in=True), "LFQ: "),
+        (
+            "ResidualLFQ",
+            dict(dim=8, codebook_size=16, num_quantizers=2, cosine_sim_project_in=True),
+            "ResidualLFQ: ",
+        ),
+    ],
+)
+def test_latents_that_nothing_bounds_are_warned_of(
+    name: str, sizes: dict[str, Any], warns: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING", "torchvq"):
+        getattr(torchvq, name)(**sizes)
+    assert [record.message.startswith(warns) for record in caplog.records] == [True] * bool(warns)
+    assert f"recommended('{name}')" in caplog.text or not warns

@@ -146,7 +146,8 @@ class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
   std::string label() const;
   std::string signature() const;
   void handshake(const std::string& group, const torch::Tensor& tokens) const;
-  void warn_if_unbounded() const;
+  /// Whether the losses of the options make latents grow without bound.
+  bool is_unbounded() const;
 
   LFQOptions built_from_;  ///< the options at construction, from which clone() builds
   bool is_level_, owns_activation_;

@@ -77,8 +77,9 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
   /// Codes (Q, B, *, D) of indices (B, *, q), before project_out. q is the number of levels; with
   /// quantize_dropout it may be smaller, and missing levels give zeros. -1 gives zeros.
   torch::Tensor get_codes_from_indices(const torch::Tensor& indices);
-  /// The output of forward in evaluation for these indices, in the same layout; zeros where all
-  /// indices are -1.
+  /// The output of forward in evaluation for these indices; zeros where all indices are -1. Features
+  /// are last, and on axis 1 with is_channel_first: indices do not say that forward found them there
+  /// by itself.
   torch::Tensor get_output_from_indices(const torch::Tensor& indices);
   /// All codes of each level (Q, codebook_size, D), computed at each call; before rotation.
   torch::Tensor codebooks() const;

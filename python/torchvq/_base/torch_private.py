@@ -420,6 +420,16 @@ def _states() -> Any:
         return None
 
 
+def is_in_shards(tensor: Tensor) -> bool:
+    """Whether FSDP has taken a parameter over, so that it need not hold the same on all ranks, or anything."""
+    if hasattr(tensor, "placements"):  # FSDP2
+        return True
+    # FSDP1 marks the parameters that it flattens. With use_orig_params=False views of the flat one take their place,
+    # whose memory it frees between steps: reading them ends the process.
+    freed = tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
+    return freed or hasattr(tensor, "_fsdp_flattened")
+
+
 def shards_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Names of this module's own parameters that ``fully_shard`` shards, and their shards (DTensor)."""
     # PyTorch has no public way from a gathered parameter to its shard.

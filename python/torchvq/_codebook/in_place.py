@@ -62,12 +62,18 @@ def learns_in_place(owner: "Owner", codebook: nn.Module) -> bool:
     """Whether a training forward steps the module's own optimizer; `requires_grad_(False)` turns this off."""
     if owner.in_place_codebook_optimizer is None or not owner.training:
         return False
-    if any(is_mapped(parameter) for parameter in codebook.parameters()):
+    parameters = list(codebook.parameters())
+    if not parameters:
+        raise RuntimeError(
+            f"{type(owner).__name__}: expected the codes to be parameters with in_place_codebook_optimizer, but got "
+            "other tensors, as FullyShardedDataParallel puts in their place; use fully_shard"
+        )
+    if any(is_mapped(parameter) for parameter in parameters):
         raise RuntimeError(
             f"{type(owner).__name__}: expected no torch.vmap over parameters with in_place_codebook_optimizer, "
             "whose steps are the module's own, but got mapped parameters"
         )
-    return any(parameter.requires_grad for parameter in codebook.parameters())
+    return any(parameter.requires_grad for parameter in parameters)
 
 
 Gradients = dict[nn.Parameter, Tensor | None]

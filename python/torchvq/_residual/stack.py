@@ -361,7 +361,11 @@ class ResidualStack(RandomState):
         return stack_levels(codes, self.num_quantizers)
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
-        """The output of ``forward`` in evaluation for these indices, in the same layout; zeros where all are -1."""
+        """The output of ``forward`` in evaluation for these indices; zeros where all are -1.
+
+        Features are last, and on axis 1 with ``is_channel_first=True``: indices do not say that ``forward`` of
+        ``ResidualLFQ`` found them there by itself.
+        """
         replaced = is_replaced(self, self.decoding)
         codes = self.get_codes_from_indices(indices).unbind() if replaced else None
         indices = self.plain_indices(as_int64(type(self).__name__, indices))

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from torchvq._base.arguments import expect_kind
 from torchvq._base.ranks import everybody, group_name, group_of
+from torchvq._base.torch_private import is_in_shards
 from torchvq.codebook import Codebook
 from torchvq.finite_scalar_quantization import FSQ
 from torchvq.latent_quantization import LatentQuantize
@@ -56,7 +57,7 @@ def verify_replicas(
     codebook, the statistics of ``affine_param`` where they are synchronised, frozen codes of SimVQ, rotations of FSQ
     and LFQ, generators of LFQ and of residual stacks that ranks share, and values that an
     ``in_place_codebook_optimizer`` of LatentQuantize moves. Left out are quantizers with ``sync_codebook=False``, and
-    parameters that FSDP has split over the ranks, which have no replicas.
+    parameters that FSDP2 has split over the ranks, which have no replicas, or that FSDP1 has flattened.
 
     Args:
         module: any module; a wrapper (DDP, a compiled module) is fine.
@@ -99,7 +100,7 @@ def _by_group(module: nn.Module, asked: str | None) -> dict[str, list[_Entry]]:
         entries = [
             _Entry(name, tensor, value.detach())
             for tensor, value in _shared_state(part).items()
-            if not hasattr(value, "placements")  # of a sharded tensor
+            if not is_in_shards(value)
         ]
         if entries:
             groups.setdefault(asked or own, []).extend(entries)
