@@ -193,14 +193,12 @@ class FSQ(RandomState):
         plain = projects_nothing(self.project_in, self.project_out)
         if plain and not is_replaced(self, STEPS):
             with self._noise_of() as rng:
-                quantized, indices = _ops.finite_scalar_quantize(
-                    z,
-                    self.levels,
-                    channel_first=layout.channel_first,
-                    keep_codebooks=self.keep_num_codebooks_dim,
-                    mask=token_mask,
-                    **self._options(rng),
-                )
+                options = self._options(rng, token_mask)
+                if layout.channel_first:
+                    options["channel_first"] = True
+                if self.keep_num_codebooks_dim:
+                    options["keep_codebooks"] = True
+                quantized, indices = _ops.finite_scalar_quantize(z, self.levels, **options)
         else:
             quantized, indices = self._between_projections(z, token_mask, layout)
         if not self.return_indices:
@@ -245,7 +243,7 @@ class FSQ(RandomState):
         if is_replaced(self, STEPS):
             return self._quantize_by_steps(tokens, scale, mask, rng)
         return _ops.quantize_scalars(
-            tokens, self.levels, scale=scale, stream=stream, mask=mask, **self._options(rng)
+            tokens, self.levels, scale=scale, stream=stream, **self._options(rng, mask)
         )
 
     def _quantize_by_steps(
@@ -268,13 +266,17 @@ class FSQ(RandomState):
             indices = indices.masked_fill(mask.logical_not().unsqueeze(-1), -1)
         return quantized, indices
 
-    def _options(self, rng: Tensor | None) -> dict[str, Any]:
-        """The options that both operators share."""
-        options: dict[str, Any] = {
-            "codebooks": self.num_codebooks,
-            "bound": self.bound_name,
-            "rotation": self._rotation,
-        }
+    def _options(self, rng: Tensor | None, mask: Tensor | None) -> dict[str, Any]:
+        """The options that both operators share, without those that equal their defaults, as ``_base/lean_call.py``."""
+        options: dict[str, Any] = {}
+        if self.num_codebooks > 1:
+            options["codebooks"] = self.num_codebooks
+        if self.bound_hard_clamp or self.preserve_symmetry:
+            options["bound"] = self.bound_name
+        if self.orthogonal_rotation:
+            options["rotation"] = self.orthogonal_rot
+        if mask is not None:
+            options["mask"] = mask
         if rng is not None:
             options["rng"] = noise_rng(rng, everybody())
             options["noise"] = self.noise_dropout

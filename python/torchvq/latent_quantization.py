@@ -172,14 +172,14 @@ class LatentQuantize(OwnHandle, _in_place.OptimizerInCheckpoint, nn.Module):
         weights = dict(
             commitment=self.commitment_loss_weight, quantization=self.quantization_loss_weight
         )
-        learns = self.training and not self.vqp_compat
+        options: dict[str, Any] = dict(weights) if self.training and not self.vqp_compat else {}
         code_mask = token_mask
-        if token_mask is not None and self.num_codebooks > 1:
-            code_mask = token_mask.unsqueeze(-1).expand(latents.shape[:-1])
+        if token_mask is not None:
+            if self.num_codebooks > 1:
+                code_mask = token_mask.unsqueeze(-1).expand(latents.shape[:-1])
+            options["mask"] = code_mask
         values = self._values_of_step(latents, code_mask)
-        codes, indices, loss = _ops.latent_quantize_features(
-            latents, values, mask=code_mask, **(weights if learns else {})
-        )
+        codes, indices, loss = _ops.latent_quantize_features(latents, values, **options)
         output = codes if self.num_codebooks == 1 else codes.flatten(-2)
         if projects:
             output = project(self.project_out, output)
@@ -187,7 +187,8 @@ class LatentQuantize(OwnHandle, _in_place.OptimizerInCheckpoint, nn.Module):
             loss = torch.zeros_like(loss)
         elif self.vqp_compat:
             loss = _ops.vqp_latent_loss(tokens, output, mask=token_mask, **weights)
-        output = output.to(z.dtype)
+        if output.dtype != z.dtype:
+            output = output.to(z.dtype)
         if not in_order:
             output = layout.unpack(output, z, token_mask)
         return QuantizeOutput(output, self._restored(indices, None if in_order else z), loss)
@@ -260,11 +261,13 @@ class LatentQuantize(OwnHandle, _in_place.OptimizerInCheckpoint, nn.Module):
     def _values_of_step(self, latents: Tensor, mask: Tensor | None) -> list[Tensor]:
         """The values that this forward quantizes to; an in-place optimizer has updated them first."""
         # The list's own iterator takes five times as long.
-        names = map(str, range(len(self.levels)))
-        values: list[Tensor] = [getattr(self.values_per_latent, name) for name in names]
+        holder = self.values_per_latent
+        values: list[Tensor] = [
+            getattr(holder, str(feature)) for feature in range(len(self.levels))
+        ]
         if self.vqp_compat:
             values = [own.detach() for own in values]
-        if not _in_place.learns_in_place(self, self.values_per_latent):
+        if not _in_place.learns_in_place(self, holder):
             return values
         return self._stepped_values(latents, mask)
 

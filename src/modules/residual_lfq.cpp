@@ -267,22 +267,21 @@ std::vector<torch::Tensor> ResidualLFQImpl::own_totals(const Step& step) const {
 
 torch::Tensor ResidualLFQImpl::losses(const Step& step,
                                       const std::vector<OptionalTensor>& totals) const {
-  const auto used = static_cast<int64_t>(step.signs.size());
-  const auto every = static_cast<int64_t>(levels.size());
-  auto losses = step.losses;
   std::vector<torch::Tensor> own;
-  bool waits = false;
+  bool waited = false;
   for (size_t index = 0; index < step.signs.size(); ++index) {
     auto how = step_options(index);
-    const bool waited = levels[index]->is_training() && !how.scores();
-    waits = waits || waited;
+    if (!levels[index]->is_training() || how.scores()) {
+      own.push_back(step.losses.select(0, static_cast<int64_t>(index)));
+      continue;
+    }
+    waited = true;
     // A level that learns by itself has no part in the sums of the others.
     const auto total = levels[index]->group().empty() ? std::nullopt : totals[index];
-    own.push_back(waited ? F::lookup_free_losses(step.signs[index], total, how.scores(true)).loss
-                         : losses.select(0, static_cast<int64_t>(index)));
+    own.push_back(F::lookup_free_losses(step.signs[index], total, how.scores(true)).loss);
   }
-  if (waits) losses = at::stack(own);
-  return at::constant_pad_nd(losses, {0, every - used});
+  const auto dropped = static_cast<int64_t>(levels.size() - step.signs.size());
+  return at::constant_pad_nd(waited ? at::stack(own) : step.losses, {0, dropped});
 }
 
 void ResidualLFQImpl::finish(std::vector<Pending>& stacks) {

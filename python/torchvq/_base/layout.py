@@ -112,6 +112,8 @@ class Layout(NamedTuple):
 
     def split_heads(self, tokens: Tensor) -> Tensor:
         """(B, N, heads * D) to (H, T, D)."""
+        if self.heads == 1:
+            return tokens.reshape(1, -1, tokens.shape[-1])
         return _ops.split_heads(tokens, self.heads, self.separate)
 
     def split_mask(self, mask: Tensor) -> Tensor:
@@ -131,23 +133,25 @@ class Layout(NamedTuple):
 
     def restore_positions(self, values: Tensor, x: Tensor) -> Tensor:
         """Values per token, (H, T) or (H, T, k), in the layout of x; several heads become the last axis."""
-        return _ops.restore_positions(
-            values, x, heads=self.heads, separate=self.separate, channel_first=self.channel_first
-        )
+        return _ops.restore_positions(values, x, **self._options())
 
     def restore_tokens(
         self, codes: Tensor, x: Tensor, mask: Tensor | None, zeros_for_masked: bool
     ) -> Tensor:
         """Codes (H, T, D) or (H, T, k, D) in layout and dtype of x; padding becomes zeros or keeps x."""
-        return _ops.restore_tokens(
-            codes,
-            x,
-            mask=mask,
-            heads=self.heads,
-            separate=self.separate,
-            channel_first=self.channel_first,
-            zeros_for_masked=zeros_for_masked,
-        )
+        options = self._options()
+        if mask is not None:
+            options |= dict(mask=mask, zeros_for_masked=zeros_for_masked)
+        return _ops.restore_tokens(codes, x, **options)
+
+    def _options(self) -> dict[str, Any]:
+        """The options of operators that differ from their defaults, as in ``lean_call.py``."""
+        options: dict[str, Any] = {}
+        if self.heads > 1:
+            options |= dict(heads=self.heads, separate=self.separate)
+        if self.channel_first:
+            options["channel_first"] = True
+        return options
 
     def split_tokens(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """x as tokens (B, N, dim) with mask (B, N), and both as a search takes them, (H, T, D) and (H, T)."""

@@ -347,9 +347,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> sign_entropy_forward(
   double entropies[2] = {0, 0};
   for (int64_t h = 0; h < heads.count(); ++h) {
     auto tokens = heads.tokens(h);
-    if (!totals_)
+    if (!totals_) {
       head_totals(heads.kernel, tokens, heads.dim(),
                   totals.mutable_data_ptr<float>() + h * totals.size(1));
+    }
     Gradients grads = {};
     if (wanted) {
       grads.per_sample = grad_per_sample.mutable_data_ptr<float>() + h * heads.values();
