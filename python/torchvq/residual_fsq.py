@@ -14,7 +14,7 @@ from torchvq._base.options import check_options, expect, take_out
 from torchvq._base.replaced import is_replaced
 from torchvq._base.wide_buffers import wide_dtype
 from torchvq._residual.calls import without_codebook_axis
-from torchvq._residual.stack import LevelResult, LevelsResult, ResidualStack
+from torchvq._residual.stack import LevelResult, LevelsRequest, LevelsResult, ResidualStack
 from torchvq.finite_scalar_quantization import FSQ, STEPS
 from torchvq.outputs import ScalarOutput, ScalarOutputWithCodes
 
@@ -197,17 +197,11 @@ class ResidualFSQ(ResidualStack):
     def _is_noisy(self, level: FSQ) -> bool:
         return self.training and level.training and level.noise_dropout > 0
 
-    def process_at_once(
-        self,
-        inputs: Tensor,
-        mask: Tensor | None,
-        rng: Tensor | None,
-        depth: int | Tensor,
-        all_codes: bool,
-    ) -> LevelsResult | None:
-        if all_codes or rng is not None:
+    def process_at_once(self, inputs: Tensor, request: LevelsRequest) -> LevelsResult | None:
+        depth = request.depth
+        if request.all_codes or request.rng is not None or not isinstance(depth, int):
             return None
-        if self.gradient != "attached" or not isinstance(depth, int):
+        if self.gradient != "attached":
             return None
         levels = self.quantizers
         bound = levels[0].bound_name

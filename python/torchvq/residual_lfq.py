@@ -15,7 +15,13 @@ from torchvq._base.projection import decoding_dtype, projects_nothing
 from torchvq._base.ranks import ranks_of
 from torchvq._residual.calls import shared_ranks, without_codebook_axis
 from torchvq._residual.engine import in_use, only_if, stack_levels
-from torchvq._residual.stack import LevelResult, LevelsResult, ResidualStack, StackResult
+from torchvq._residual.stack import (
+    LevelResult,
+    LevelsRequest,
+    LevelsResult,
+    ResidualStack,
+    StackResult,
+)
 from torchvq._scalar import lookup_free as _lookup_free
 from torchvq._scalar.lookup_free import Pending, Request, Signs
 from torchvq.lookup_free_quantization import LFQ
@@ -215,24 +221,18 @@ class ResidualLFQ(ResidualStack):
         found, _ = _lookup_free.step(level, residual, self._request_of(level, mask, rng))
         return LevelResult(found.quantized, found.indices, ScoredLevel(found.signs, found.loss))
 
-    def process_at_once(
-        self,
-        inputs: Tensor,
-        mask: Tensor | None,
-        rng: Tensor | None,
-        depth: int | Tensor,
-        all_codes: bool,
-    ) -> LevelsResult | None:
+    def process_at_once(self, inputs: Tensor, request: LevelsRequest) -> LevelsResult | None:
+        mask, rng, depth, all_codes = request
         if not isinstance(depth, int):
             return None
         levels = self.quantizers[:depth]
-        request = self._request_of(levels[0], mask, rng)
-        if not _lookup_free.can_step_levels(levels, request.estimates):
+        own = self._request_of(levels[0], mask, rng)
+        if not _lookup_free.can_step_levels(levels, own.estimates):
             return None
-        found = _lookup_free.step_levels(levels, inputs, request)
+        found = _lookup_free.step_levels(levels, inputs, own)
         codes = [level.reshape(inputs.shape) for level in found.codes] if all_codes else []
         details = [ScoredLevel(signs) for signs in found.signs]
-        waits = levels[0].training and not request.scores
+        waits = levels[0].training and not own.scores
         losses = None if waits else found.losses
         return LevelsResult(found.total, found.indices, codes, details, losses)
 

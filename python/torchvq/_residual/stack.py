@@ -54,6 +54,15 @@ class LevelResult(NamedTuple):
     detail: Any = None  # data that the family needs for its losses
 
 
+class LevelsRequest(NamedTuple):
+    """The arguments of a forward to all levels."""
+
+    mask: Tensor | None  # (B, N), for losses only
+    rng: Tensor | None  # (2,), for levels that draw
+    depth: int | Tensor  # levels in use
+    all_codes: bool  # whether the codes of each level are asked for
+
+
 class LevelsResult(NamedTuple):
     """The results of all levels in use, together."""
 
@@ -181,14 +190,7 @@ class ResidualStack(RandomState):
         """``quantize_level`` with codes (B, N) that are already chosen."""
         raise NotImplementedError
 
-    def process_at_once(
-        self,
-        inputs: Tensor,
-        mask: Tensor | None,
-        rng: Tensor | None,
-        depth: int | Tensor,
-        all_codes: bool,
-    ) -> LevelsResult | None:
+    def process_at_once(self, inputs: Tensor, request: LevelsRequest) -> LevelsResult | None:
         """All levels in use by one operator, instead of one after the other; None if none can do it."""
         return None
 
@@ -220,9 +222,9 @@ class ResidualStack(RandomState):
             if depth is None or not drops_levels(self):
                 depth = self._depth(seed, rng)
             rows, row_mask = self._split_heads(inputs, token_mask)
-            found = self._process(
-                rows, row_mask, rng if self.draws else None, depth, return_all_codes
-            )
+            drawing = rng if self.draws else None
+            request = LevelsRequest(row_mask, drawing, depth, return_all_codes)
+            found = self._process(rows, request)
             total, indices, codes = self._merge_heads(found)
             step = self.step_record
         quantized, indices, codes = self._restore(layout, x, token_mask, total, indices, codes)
@@ -258,33 +260,25 @@ class ResidualStack(RandomState):
         total = total.reshape(batch, positions, self.heads * features)
         return total, indices.reshape(batch, positions, self.heads, indices.shape[-1]), codes
 
-    def _process(
-        self,
-        inputs: Tensor,
-        mask: Tensor | None,
-        rng: Tensor | None,
-        depth: int | Tensor,
-        all_codes: bool,
-    ) -> LevelsResult:
+    def _process(self, inputs: Tensor, request: LevelsRequest) -> LevelsResult:
         balances = self.training and self.gradient in ("averaged", "estimated")
         # By all levels: a step of fewer weighs less, as in the reference, whose gains are the levels in use.
         compared = balanced(inputs, self.num_quantizers) if balances else inputs
-        found = self.process_at_once(compared, mask, rng, depth, all_codes)
+        found = self.process_at_once(compared, request)
         if found is None:
-            found = self._process_in_turn(compared, mask, rng, depth)
+            found = self._process_in_turn(compared, request)
         if self.gradient == "estimated":
-            total = self.estimate(weighted(inputs, depth, self.num_quantizers), found.total)
-            found = found._replace(total=total)
-        if not all_codes:
+            own = weighted(inputs, request.depth, self.num_quantizers)
+            found = found._replace(total=self.estimate(own, found.total))
+        if not request.all_codes:
             return found._replace(codes=())
         # The gradient of averaged levels is a part of that of their sum.
         averaged = self.training and self.gradient == "averaged"
         codes = [own.detach() for own in found.codes] if averaged else found.codes
         return found._replace(codes=codes)
 
-    def _process_in_turn(
-        self, inputs: Tensor, mask: Tensor | None, rng: Tensor | None, depth: int | Tensor
-    ) -> LevelsResult:
+    def _process_in_turn(self, inputs: Tensor, request: LevelsRequest) -> LevelsResult:
+        mask, rng, depth, _ = request
         chosen = self.choose_codes(inputs, mask)
 
         def choose(index: int, residual: Tensor, _: Tensor) -> tuple[LevelResult, WalkedLevel]:
