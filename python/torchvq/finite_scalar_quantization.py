@@ -271,8 +271,8 @@ class FSQ(RandomState):
         options: dict[str, Any] = {}
         if self.num_codebooks > 1:
             options["codebooks"] = self.num_codebooks
-        if self.bound_hard_clamp or self.preserve_symmetry:
-            options["bound"] = self.bound_name
+        if (bound := self.bound_name) != "tanh":
+            options["bound"] = bound
         if self.orthogonal_rotation:
             options["rotation"] = self.orthogonal_rot
         if mask is not None:

@@ -1,5 +1,6 @@
 #include "detail/readable.h"
 
+#include <ATen/SavedTensorHooks.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -25,6 +26,10 @@ const c10::DispatchKeySet kModes =
 bool is_readable(const at::Tensor& tensor) {
   return (tensor.key_set() | kDenseOnCpu) == kDenseOnCpu && tensor.has_storage() &&
          (c10::impl::tls_local_dispatch_key_set().included_ & kModes).empty();
+}
+
+bool may_shorten_graph(const at::Tensor& tensor) {
+  return is_readable(tensor) && !at::SavedTensorDefaultHooks::get_hooks();
 }
 
 bool needs_gradient(const at::Tensor& tensor) {

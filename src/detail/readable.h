@@ -9,6 +9,11 @@ namespace torchvq::detail {
 /// device, and no graph is recorded that would miss the other way.
 bool is_readable(const at::Tensor& tensor);
 
+/// Readable, and nothing looks at what is saved for backward: code may choose a graph that saves other
+/// tensors. A checkpoint, whose recomputation may run under a mode that the forward did not, expects
+/// the tensors of the forward.
+bool may_shorten_graph(const at::Tensor& tensor);
+
 /// Whether operations on the tensor are recorded for a gradient, backward or forward.
 bool needs_gradient(const at::Tensor& tensor);
 

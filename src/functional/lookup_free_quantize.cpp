@@ -144,10 +144,11 @@ LookupFreeStep quantize_rows(const at::Tensor& rows, const LookupFreeArguments& 
     step.totals =
         distributed::all_reduce_statistics(lookup_free_totals(signs, options), options.ranks());
   }
-  auto codes = steps_at_once(options) ? step_at_once(step, options) : step_by_step(step, options);
-  if (options.estimates() && arguments.activation) {
-    codes = ops::straight_through(arguments.activation(signs.latents), signs.codes);
-  }
+  const bool activates = options.estimates() && arguments.activation;
+  auto how = options;
+  how.estimates(options.estimates() && !activates);
+  auto codes = steps_at_once(how) ? step_at_once(step, how) : step_by_step(step, how);
+  if (activates) codes = ops::straight_through(arguments.activation(signs.latents), signs.codes);
   const auto& rotation = arguments.rotation;
   step.quantized = rotation ? rotate_features(codes, *rotation, /*inverse=*/true) : codes;
   step.indices = signs.indices;

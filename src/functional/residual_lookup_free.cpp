@@ -5,13 +5,16 @@
 #include <tuple>
 #include <utility>
 
+#include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/alias.h>
 #include <ATen/ops/stack.h>
+#include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include <torchvq/functional/layout.h>
 
 #include "detail/checks.h"
+#include "detail/precision.h"
 #include "functional/lookup_free_rows.h"
 #include "functional/operator_options.h"
 #include "functional/residual_walk.h"
@@ -22,12 +25,36 @@ namespace {
 
 constexpr auto kOp = "residual_lookup_free_quantize";
 
-/// The tokens as rows (1, B * N, D), zeros where they are absent.
+/// Whether padding becomes zeros; the reference quantizes it.
+bool fills_padding(const LookupFreeLevel& level) {
+  return level.arguments.mask && !level.options.vqp_compat();
+}
+
+/// Rows (1, B * N, D), zeros where the mask (B, N) is False.
+at::Tensor filled(const at::Tensor& rows, const at::Tensor& mask) {
+  return fill_masked(rows, mask.reshape_symint({1, rows.sym_size(1)}));
+}
+
+/// The tokens as rows (1, B * N, D) in float32 or float64, zeros where they are absent.
 at::Tensor rows_of(const at::Tensor& tokens, const LookupFreeLevel& level) {
-  const auto& mask = level.arguments.mask;
-  // The reference quantizes padding as well.
-  const bool fills = mask && !level.options.vqp_compat();
-  return split_heads(fills ? fill_masked(tokens, *mask) : tokens, 1, /*separate=*/true);
+  const auto rows = split_heads(tokens.to(detail::compute_dtype(tokens)), 1, /*separate=*/true);
+  return fills_padding(level) ? filled(rows, *level.arguments.mask) : rows;
+}
+
+void check_levels(const at::Tensor& tokens, const std::vector<LookupFreeLevel>& levels) {
+  detail::check_rank(kOp, "tokens", tokens, 3, "(B, N, D)");
+  detail::check_floating(kOp, "tokens", tokens);
+  TORCH_CHECK_VALUE(!levels.empty(), kOp, ": expected levels to be at least one, but got none");
+  for (const auto& [arguments, options] : levels) {
+    TORCH_CHECK_VALUE(options.codebooks() == 1 && !options.channel_first(), kOp,
+                      ": expected levels to have one codebook and features last, but got ",
+                      options.codebooks(), " codebooks, channel_first ", options.channel_first());
+    const auto& mask = arguments.mask;
+    TORCH_CHECK_VALUE(!mask || mask->sym_sizes() == tokens.sym_sizes().slice(0, 2), kOp,
+                      ": expected mask to have one value per token, but got shape ",
+                      mask ? mask->sym_sizes() : tokens.sym_sizes(), " for tokens of shape ",
+                      tokens.sym_sizes());
+  }
 }
 
 /// Levels hand on no gradient.
@@ -39,11 +66,15 @@ ResidualLookupFreeStep step_in_turn(const at::Tensor& rows,
                           const LevelSums& /*before*/) -> WalkedLevel {
     const auto& [arguments, options] = levels[static_cast<size_t>(index)];
     // A node of its own, at which the gradients of a level add up before those of the next join.
-    auto own = quantize_rows(at::alias(residual), arguments, options);
+    auto seen = at::alias(residual);
+    // What a user's function makes of padding reaches nothing, but it may compute moments.
+    if (arguments.activation && fills_padding(levels[0])) seen = filled(seen, *arguments.mask);
+    auto own = quantize_rows(seen, arguments, options);
     losses.push_back(std::move(own.losses.loss));
     step.signs.push_back(std::move(own.signs));
-    step.codes.push_back(own.quantized);
-    return {own.quantized, own.quantized};
+    // Under transforms of torch.func autocast sees the operators inside.
+    step.codes.push_back(own.quantized.to(rows.scalar_type()));
+    return {step.codes.back(), step.codes.back()};
   };
   step.total = walk_levels(rows, static_cast<int64_t>(levels.size()), StackGradient(),
                            /*sums_outputs=*/false, choose)
@@ -56,17 +87,18 @@ ResidualLookupFreeStep step_in_turn(const at::Tensor& rows,
 
 ResidualLookupFreeStep residual_lookup_free_quantize(const at::Tensor& tokens,
                                                      const std::vector<LookupFreeLevel>& levels) {
-  detail::check_rank(kOp, "tokens", tokens, 3, "(B, N, D)");
-  TORCH_CHECK_VALUE(!levels.empty(), kOp, ": expected levels to be at least one, but got none");
+  check_levels(tokens, levels);
   const auto rows = rows_of(tokens, levels[0]);
   auto step =
       one_node_scores(rows, levels) ? score_by_one_node(rows, levels) : step_in_turn(rows, levels);
   std::vector<at::Tensor> indices;
   for (const auto& signs : step.signs) indices.push_back(signs.indices);
   const c10::SymInt count(static_cast<int64_t>(levels.size()));
-  step.indices =
-      at::stack(indices, -1).reshape_symint({tokens.sym_size(0), tokens.sym_size(1), count});
-  step.total = step.total.reshape_symint(tokens.sym_sizes());
+  // Nothing else holds these tensors. Users write to the outputs, which autograd refuses for views
+  // that were made without a gradient.
+  step.indices = at::_unsafe_view_symint(at::stack(indices, -1),
+                                         {tokens.sym_size(0), tokens.sym_size(1), count});
+  step.total = at::_unsafe_view_symint(step.total, tokens.sym_sizes());
   return step;
 }
 

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/stack.h>
@@ -23,6 +25,7 @@ using torch::autograd::variable_list;
 
 /// Tensors that a level saves for backward: latents, codes and both slopes.
 constexpr size_t kSavedPerLevel = 4;
+constexpr size_t kWeightsPerLevel = 3;
 
 bool only_scores(const LookupFreeLevel& level) {
   const auto& options = level.options;
@@ -54,7 +57,7 @@ struct LossesOfLevels : torch::autograd::Function<LossesOfLevels> {
     if (!grads[0].defined()) return {none, none};
     const auto saved = ctx->get_saved_variables();
     const auto weights = ctx->saved_data["weights"].toDoubleVector();
-    const auto levels = static_cast<int64_t>(weights.size() / 3);
+    const auto levels = static_cast<int64_t>(weights.size() / kWeightsPerLevel);
     at::Tensor sum;
     // From the last level to the first, the order in which the graph of single levels adds up.
     for (int64_t level = levels - 1; level >= 0; --level) {
@@ -68,7 +71,7 @@ struct LossesOfLevels : torch::autograd::Function<LossesOfLevels> {
   static at::Tensor gradient_of(int64_t level, const at::Tensor& grad, const variable_list& saved,
                                 const std::vector<double>& numbers) {
     const auto* own = &saved[static_cast<size_t>(level) * kSavedPerLevel];
-    const auto* weight = &numbers[static_cast<size_t>(level) * 3];
+    const auto* weight = &numbers[static_cast<size_t>(level) * kWeightsPerLevel];
     const auto &rows = saved[saved.size() - 1], &mask = saved[saved.size() - 2];
     const ops::SignStepWeights weights{weight[0], weight[1], weight[2]};
     detail::SignStepSaved step{own[0], own[1], own[2], own[3],
@@ -86,7 +89,7 @@ struct LossesOfLevels : torch::autograd::Function<LossesOfLevels> {
 }  // namespace
 
 bool one_node_scores(const at::Tensor& rows, const std::vector<LookupFreeLevel>& levels) {
-  return detail::is_readable(rows) && std::all_of(levels.begin(), levels.end(), only_scores);
+  return detail::may_shorten_graph(rows) && std::all_of(levels.begin(), levels.end(), only_scores);
 }
 
 ResidualLookupFreeStep score_by_one_node(const at::Tensor& rows,

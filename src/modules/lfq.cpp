@@ -14,7 +14,6 @@
 #include <torchvq/functional/rotate_features.h>
 #include <torchvq/ops/advance_rng_.h>
 #include <torchvq/ops/sign_quantize.h>
-#include <torchvq/ops/straight_through.h>
 
 #include "detail/checks.h"
 #include "detail/precision.h"

@@ -1,5 +1,6 @@
 #include "modules/residual_stack.h"
-#include "modules/indices.h"
+
+#include <utility>
 
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/stack.h>
@@ -9,6 +10,7 @@
 
 #include "detail/checks.h"
 #include "functional/residual_walk.h"
+#include "modules/indices.h"
 #include "modules/projection.h"
 #include "modules/residual_engine.h"
 

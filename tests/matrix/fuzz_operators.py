@@ -181,6 +181,7 @@ def _by_hand() -> None:
     _ops.zero_absent(x, indices)
     _ops.decode_indices(codes, indices[0], [])
     _ops.decode_residual(indices[0].unsqueeze(-1), [codes], [])
+    _ops.split_heads(x, 1, False)
     _ops.split_mask(mask, 1, False)
     _ops.merge_heads(x, 1, 6, 1, False)
     _ops.restore_tokens(x, x, mask=mask)

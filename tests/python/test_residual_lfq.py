@@ -11,6 +11,7 @@ import vector_quantize_pytorch
 from lookup_free_oracle import entropies
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from support import assert_close_to_rounding, bit_for_bit
 from torchvq import (
@@ -340,3 +341,45 @@ def test_exported_images_may_have_any_size(masked: bool) -> None:
     exported = torch.export.export(module, arguments[:count], dynamic_shapes=dynamic[:count])
     others = (torch.randn(3, 4, 6, 2), torch.rand(3, 6, 2) > 0.3)[:count]
     assert torch.equal(exported.module()(*others).indices, module(*others).indices)
+
+
+@pytest.mark.parametrize("build_stack", [build, grouped], ids=["one", "grouped"])
+@pytest.mark.parametrize("how", ["batched", "watched"])
+def test_a_checkpoint_may_be_recomputed_under_a_mode(build_stack, how):
+    """A mode, or vmap over gradients, that is there in backward alone."""
+    stack = build_stack()
+    x = data((2, 5, stack.dim)).requires_grad_()
+
+    def losses(x):
+        found = stack(x)
+        return found.quantized.sum() + found.loss.sum()
+
+    (right,) = torch.autograd.grad(losses(x), x)
+    loss = checkpoint(losses, x, use_reentrant=False)
+    if how == "watched":
+        with FlopCounterMode(display=False):
+            loss.backward()
+        assert torch.equal(x.grad, right)
+    else:
+        weights = torch.tensor([1.0, 2.0])
+        (ours,) = torch.autograd.grad(loss, x, weights, is_grads_batched=True)
+        torch.testing.assert_close(ours, torch.stack([right, 2 * right]))
+
+
+def test_outputs_made_without_a_gradient_can_be_written_to():
+    stack, weight = build().eval(), torch.ones(4, requires_grad=True)
+    with torch.no_grad():
+        quantized = stack(data((2, 5, 4))).quantized
+    quantized.mul_(weight).sum().backward()
+    assert weight.grad is not None
+
+
+def test_codes_of_levels_are_float32_under_autocast_and_transforms():
+    stack = build("rotated")
+    x = data((2, 5, 4))
+
+    def codes(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return stack(x, return_all_codes=True).all_codes
+
+    assert torch.func.vjp(codes, x)[0].dtype == torch.float32

@@ -145,8 +145,26 @@ def test_a_step_without_levels_or_with_lists_of_other_lengths_is_refused(generat
         ops.residual_lookup_free_quantize(x, scales=[], rotations=[], radii=[], soft_clamps=[])
     with pytest.raises(ValueError, match="expected radii to be empty or one for each of 3 levels"):
         stack(x, rotations=[], radii=[1.0], soft_clamps=[])
+    lists = dict(rotations=[], radii=[], soft_clamps=[])
     with pytest.raises(ValueError, match="expected tokens to have 3 dimensions"):
-        stack(x[0], rotations=[], radii=[], soft_clamps=[])
+        stack(x[0], **lists)
+    for compat in (False, True):
+        with pytest.raises(ValueError, match="expected mask to have one value per token, but got"):
+            stack(x, mask=torch.ones(7, 2).bool(), vqp_compat=compat, **lists)
+    with pytest.raises(TypeError, match="expected tokens to be"):
+        stack(x.long(), **lists)
+
+
+def test_half_precision_is_widened_and_outputs_are_no_views(generator):
+    x = tokens(generator, torch.bfloat16)
+    found = stack(x, rotations=[], radii=[], soft_clamps=[])
+    assert found["total"].dtype == torch.float32
+    wide = stack(x.float(), rotations=[], radii=[], soft_clamps=[])
+    assert torch.equal(found["total"], wide["total"])
+    with torch.no_grad():
+        outputs = stack(x.float().requires_grad_(), rotations=[], radii=[], soft_clamps=[])
+    for name in ("total", "indices"):
+        assert not outputs[name]._is_view()
 
 
 def test_no_tokens_and_a_token_that_is_not_finite(generator):

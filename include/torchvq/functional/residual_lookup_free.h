@@ -17,7 +17,8 @@ struct LookupFreeLevel {
   LookupFreeOptions options;
 };
 
-/// Result of residual_lookup_free_quantize(). Padding is not absent from it.
+/// Result of residual_lookup_free_quantize(). Padding has codes and indices like any token; the caller
+/// replaces them.
 struct ResidualLookupFreeStep {
   at::Tensor total;                    ///< (B, N, D), the sum of the codes of all levels
   at::Tensor indices;                  ///< (B, N, Q)
@@ -29,10 +30,11 @@ struct ResidualLookupFreeStep {
 /// Each level takes the signs of the residual that the levels before have left, which has no
 /// gradient but that of the tokens.
 ///
-/// @param tokens  (B, N, D), projected, float32 or float64.
-/// @param levels  at least one, which share their mask.
+/// @param tokens  (B, N, D), projected, floating point; results are float32 or float64.
+/// @param levels  at least one, of one codebook each, which share mask and vqp_compat.
 ///
-/// Gradient, Ties, Empty, Non-finite, Distributed, Throws   as lookup_free_quantize().
+/// Gradient     of total to tokens the sum over levels, each as that of lookup_free_quantize().
+/// Ties, Empty, Non-finite, Distributed, Throws   as lookup_free_quantize().
 TORCHVQ_API ResidualLookupFreeStep
 residual_lookup_free_quantize(const at::Tensor& tokens, const std::vector<LookupFreeLevel>& levels);
 

@@ -422,12 +422,15 @@ def _states() -> Any:
 
 def is_in_shards(tensor: Tensor) -> bool:
     """Whether FSDP has taken a parameter over, so that it need not hold the same on all ranks, or anything."""
-    if hasattr(tensor, "placements"):  # FSDP2
+    # FSDP2 makes distributed tensors, FSDP1 marks the parameters that it flattens.
+    if hasattr(tensor, "placements") or hasattr(tensor, "_fsdp_flattened"):
         return True
-    # FSDP1 marks the parameters that it flattens. With use_orig_params=False views of the flat one take their place,
-    # whose memory it frees between steps: reading them ends the process.
-    freed = tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
-    return freed or hasattr(tensor, "_fsdp_flattened")
+    # With use_orig_params=False views of FSDP1's flat parameter take their place, whose memory it frees between steps:
+    # reading them ends the process.
+    try:
+        return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
+    except NotImplementedError:  # of a tensor without a storage, which FSDP1 does not make
+        return False
 
 
 def shards_of(module: nn.Module) -> Iterator[tuple[str, Any]]:

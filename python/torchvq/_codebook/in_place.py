@@ -66,7 +66,8 @@ def learns_in_place(owner: "Owner", codebook: nn.Module) -> bool:
     if not parameters:
         raise RuntimeError(
             f"{type(owner).__name__}: expected the codes to be parameters with in_place_codebook_optimizer, but got "
-            "other tensors, as FullyShardedDataParallel puts in their place; use fully_shard"
+            "other tensors, as DataParallel and FullyShardedDataParallel (with use_orig_params=False) put in their "
+            "place; use DistributedDataParallel or fully_shard"
         )
     if any(is_mapped(parameter) for parameter in parameters):
         raise RuntimeError(

@@ -79,8 +79,8 @@ class StackResult(NamedTuple):
     quantized: Tensor  # the layout and dtype of the input
     indices: Tensor  # (B, *, Q), -1 where masked or dropped
     all_codes: Tensor | None  # (Q, B, *, D) if asked for
-    details: Sequence[Any]  # of the levels in use, as the next
-    losses: Tensor | None
+    details: Sequence[Any]  # data of each level in use
+    losses: Tensor | None  # (depth,), weighted; None if they follow from details
     depth: int | Tensor  # their number; if only the device knows it, all levels are computed
     step: StepRecord | None  # the record of a checkpointed forward
 

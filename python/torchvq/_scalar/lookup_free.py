@@ -132,7 +132,7 @@ class FoundLevels(NamedTuple):
 
     total: Tensor  # (B, N, D), the sum of the codes of all levels
     indices: Tensor  # (B, N, Q)
-    losses: Tensor  # (Q,), zeros if they wait for other ranks
+    losses: Tensor  # (Q,), zeros without scores
     codes: list[Tensor]  # (1, T, D) of each level
     signs: list[Signs]
 
