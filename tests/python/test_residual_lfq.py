@@ -343,16 +343,24 @@ def test_exported_images_may_have_any_size(masked: bool) -> None:
     assert torch.equal(exported.module()(*others).indices, module(*others).indices)
 
 
-@pytest.mark.parametrize("build_stack", [build, grouped], ids=["one", "grouped"])
+CLAMPED = {
+    "one": build,
+    "grouped": grouped,
+    "clamped": lambda: build("clamped"),
+    "scalars": lambda: ResidualFSQ(levels=[5, 3], num_quantizers=2, dim=2),
+}
+
+
+@pytest.mark.parametrize("name", CLAMPED)
 @pytest.mark.parametrize("how", ["batched", "watched"])
-def test_a_checkpoint_may_be_recomputed_under_a_mode(build_stack, how):
+def test_a_checkpoint_may_be_recomputed_under_a_mode(name, how):
     """A mode, or vmap over gradients, that is there in backward alone."""
-    stack = build_stack()
+    stack = CLAMPED[name]()
     x = data((2, 5, stack.dim)).requires_grad_()
 
     def losses(x):
-        found = stack(x)
-        return found.quantized.sum() + found.loss.sum()
+        quantized, _, *losses = stack(x)
+        return quantized.sum() + sum(loss.sum() for loss in losses)
 
     (right,) = torch.autograd.grad(losses(x), x)
     loss = checkpoint(losses, x, use_reentrant=False)
