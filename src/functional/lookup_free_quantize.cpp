@@ -32,12 +32,6 @@ TokenLayout sign_layout(const LookupFreeOptions& options) {
       .channel_first(options.channel_first());
 }
 
-/// The tokens that are absent from outputs and indices. The reference quantizes padding as well.
-std::optional<at::Tensor> absent_where(const LookupFreeArguments& arguments,
-                                       const LookupFreeOptions& options) {
-  return options.vqp_compat() ? std::nullopt : arguments.mask;
-}
-
 /// Factor between a latent and the logit of its bit: the bit's two codes are twice the scale apart,
 /// and the distance to each is squared.
 double sharpness_of(const LookupFreeOptions& options) {
@@ -80,6 +74,11 @@ LookupFreeLosses lookup_free_losses(const LookupFreeSigns& signs,
   losses.loss = lookup_free_loss(losses.per_sample_entropy, losses.batch_entropy, losses.commitment,
                                  options.weights());
   return losses;
+}
+
+std::optional<at::Tensor> absent_where(const LookupFreeArguments& arguments,
+                                       const LookupFreeOptions& options) {
+  return options.vqp_compat() ? std::nullopt : arguments.mask;
 }
 
 bool steps_at_once(const LookupFreeOptions& options) {
@@ -167,8 +166,9 @@ LookupFreeStep lookup_free_quantize(const at::Tensor& x, const LookupFreeArgumen
   auto step = quantize_rows(split_heads(tokens, layout.heads(), layout.separate()), arguments,
                             options, totals);
   step.quantized = restore_tokens(step.quantized, x, absent, layout);
+  const auto& mask = step.signs.mask;
   const auto indices =
-      absent ? step.indices.masked_fill(step.signs.mask->logical_not(), -1) : step.indices;
+      absent && mask ? step.indices.masked_fill(mask->logical_not(), -1) : step.indices;
   step.indices = restore_positions(indices, x, layout);
   return step;
 }

@@ -10,6 +10,10 @@
 
 namespace torchvq::functional {
 
+/// The mask of a step in which padding is absent. The reference quantizes it as well.
+std::optional<at::Tensor> absent_where(const LookupFreeArguments& arguments,
+                                       const LookupFreeOptions& options);
+
 /// Whether one operator can compute signs and losses: not with the reference's order of operations,
 /// and not if a function is applied between terms and loss.
 bool steps_at_once(const LookupFreeOptions& options);

@@ -25,11 +25,6 @@ namespace {
 
 constexpr auto kOp = "residual_lookup_free_quantize";
 
-/// Whether padding becomes zeros; the reference quantizes it.
-bool fills_padding(const LookupFreeLevel& level) {
-  return level.arguments.mask && !level.options.vqp_compat();
-}
-
 /// Rows (1, B * N, D), zeros where the mask (B, N) is False.
 at::Tensor filled(const at::Tensor& rows, const at::Tensor& mask) {
   return fill_masked(rows, mask.reshape_symint({1, rows.sym_size(1)}));
@@ -38,7 +33,8 @@ at::Tensor filled(const at::Tensor& rows, const at::Tensor& mask) {
 /// The tokens as rows (1, B * N, D) in float32 or float64, zeros where they are absent.
 at::Tensor rows_of(const at::Tensor& tokens, const LookupFreeLevel& level) {
   const auto rows = split_heads(tokens.to(detail::compute_dtype(tokens)), 1, /*separate=*/true);
-  return fills_padding(level) ? filled(rows, *level.arguments.mask) : rows;
+  const auto absent = absent_where(level.arguments, level.options);
+  return absent ? filled(rows, *absent) : rows;
 }
 
 void check_levels(const at::Tensor& tokens, const std::vector<LookupFreeLevel>& levels) {
@@ -68,7 +64,8 @@ ResidualLookupFreeStep step_in_turn(const at::Tensor& rows,
     // A node of its own, at which the gradients of a level add up before those of the next join.
     auto seen = at::alias(residual);
     // What a user's function makes of padding reaches nothing, but it may compute moments.
-    if (arguments.activation && fills_padding(levels[0])) seen = filled(seen, *arguments.mask);
+    const auto absent = absent_where(arguments, options);
+    if (arguments.activation && absent) seen = filled(seen, *absent);
     auto own = quantize_rows(seen, arguments, options);
     losses.push_back(std::move(own.losses.loss));
     step.signs.push_back(std::move(own.signs));
