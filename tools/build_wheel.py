@@ -62,12 +62,13 @@ def build(version: str, jobs: int) -> Path:
     print(f"  torch {version}: compiling", flush=True)
     shutil.rmtree(out, ignore_errors=True)
     defined = {"TORCHVQ_RELOCATABLE": "ON", "TORCHVQ_BUILD_CLI": "ON", "Python3_EXECUTABLE": python}
-    settings = [f"-Ccmake.define.{name}={value}" for name, value in defined.items()]
+    # By their long name: pips before 23.1, among them Debian 12's, do not know -C.
+    settings = [f"--config-settings=cmake.define.{name}={value}" for name, value in defined.items()]
     wheel = [python, "-m", "pip", "-q", "wheel", "--no-build-isolation", "--no-deps", f"-w{out}"]
     path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
     run(
         *wheel,
-        f"-Cbuild-dir={tree}",
+        f"--config-settings=build-dir={tree}",
         *settings,
         ".",
         PATH=path,
