@@ -1,6 +1,6 @@
 """A forward of lookup-free quantization between its projections: one operator, for quantizers and levels of stacks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -64,26 +64,21 @@ def step(lfq: "LFQ", x: Tensor, request: Request) -> tuple[Found, list[Tensor]]:
     Returns:
         The result, and the totals over the ranks.
     """
-    _expect_draws(lfq, request)
     # A user's activation lies between latents and output, so its gradient is applied in Python.
     activates = request.estimates and not projects_nothing(lfq.activation)
     quantized, indices, loss, *terms, latents, codes, counted, totals = _ops.lookup_free_quantize(
         x,
-        mask=request.mask,
         rotation=lfq.orthogonal_rot if lfq.orthogonal_rotation else None,
-        rng=None if request.rng is None else rng_beside(x, request.rng),
         totals=list(request.totals),
         codebooks=lfq.num_codebooks,
         channel_first=request.channel_first,
         radius=lfq.codebook_scale if lfq.spherical else None,
         soft_clamp=lfq.soft_clamp_input_value,
-        fraction=lfq.frac_per_sample_entropy,
-        estimates=request.estimates and not activates,
-        scores=request.scores,
         scale=lfq.code_value,
         inv_temperature=request.inv_temperature,
-        **_loss_options(lfq),
-        **request.ranks.options(),
+        **_step_options(
+            "lookup_free_quantize", lfq, x, request, request.estimates and not activates
+        ),
     )
     if activates:
         quantized = _activated(lfq, x, latents, codes, request)
@@ -93,11 +88,24 @@ def step(lfq: "LFQ", x: Tensor, request: Request) -> tuple[Found, list[Tensor]]:
     return Found(quantized, indices, loss, LookupFreeLossBreakdown(*terms), signs), totals
 
 
-def _expect_draws(lfq: "LFQ", request: Request) -> None:
-    draws = request.rng is not None
+def _step_options(
+    operator: str, lfq: "LFQ", x: Tensor, request: Request, estimates: bool
+) -> Mapping[str, Any]:
+    """The options that steps of a quantizer and of a stack share, without those that equal their defaults."""
     if lfq.training and lfq.frac_per_sample_entropy < 1:
+        draws = request.rng is not None
         condition = "given to the constructor, which makes the generator of the draws"
         expect("LFQ", draws, "frac_per_sample_entropy", condition, "set on the module")
+    options = dict(
+        mask=request.mask,
+        rng=None if request.rng is None else rng_beside(x, request.rng),
+        fraction=lfq.frac_per_sample_entropy,
+        estimates=estimates,
+        scores=request.scores,
+        **_loss_options(lfq),
+        **request.ranks.options(),
+    )
+    return without_defaults(operator, options)
 
 
 def _activated(lfq: "LFQ", x: Tensor, latents: Tensor, codes: Tensor, request: Request) -> Tensor:
@@ -169,24 +177,14 @@ def step_levels(levels: Sequence["LFQ"], tokens: Tensor, request: Request) -> Fo
     """``step`` of each level on the residual (B, N, D) that the levels before have left, by one operator; see
     ``can_step_levels``."""
     first = levels[0]
-    _expect_draws(first, request)
     clamps = [level.soft_clamp_input_value for level in levels]
-    options = dict(
-        mask=request.mask,
-        rng=None if request.rng is None else rng_beside(tokens, request.rng),
-        fraction=first.frac_per_sample_entropy,
-        estimates=request.estimates,
-        scores=request.scores,
-        **_loss_options(first),
-        **request.ranks.options(),
-    )
     total, indices, losses, codes, latents, signs, counted = _ops.residual_lookup_free_quantize(
         tokens,
         rotations=[level.orthogonal_rot for level in levels] if first.orthogonal_rotation else [],
         scales=[level.code_value for level in levels],
         radii=[level.codebook_scale for level in levels] if first.spherical else [],
         soft_clamps=[] if clamps[0] is None else clamps,
-        **without_defaults("residual_lookup_free_quantize", options),
+        **_step_options("residual_lookup_free_quantize", first, tokens, request, request.estimates),
     )
     counts = counted or [None] * len(levels)
     parts = zip(latents, signs, counts, strict=True)
