@@ -67,6 +67,7 @@ set(TORCHVQ_SOURCES
   functional/learn_codebooks.cpp
   functional/learn_operators.cpp
   functional/learning_in_flight.cpp
+  functional/linear_levels_node.cpp
   functional/linear_quantize.cpp
   functional/lookup_free.cpp
   functional/lookup_free_operator.cpp
@@ -86,6 +87,7 @@ set(TORCHVQ_SOURCES
   functional/refine_options.cpp
   functional/refit_codebooks.cpp
   functional/residual_learning.cpp
+  functional/residual_linear_quantize.cpp
   functional/residual_lookup_free.cpp
   functional/residual_quantize.cpp
   functional/residual_quantize_operator.cpp

@@ -13,7 +13,14 @@ from torchvq._base.replaced import is_replaced, methods_of
 from torchvq._base.sharded import gathers
 from torchvq._residual.calls import shared_ranks
 from torchvq._residual.engine import in_use, only_if, stack_levels
-from torchvq._residual.stack import LevelResult, ResidualStack, StackResult, sum_of_levels
+from torchvq._residual.stack import (
+    LevelResult,
+    LevelsRequest,
+    LevelsResult,
+    ResidualStack,
+    StackResult,
+    sum_of_levels,
+)
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
 from torchvq.sim_vq import SimSearchResult, SimVQ, handshake
 
@@ -184,21 +191,47 @@ class ResidualSimVQ(ResidualStack):
     def quantize_chosen(
         self, index: int, residual: Tensor, mask: Tensor | None, indices: Tensor | None
     ) -> LevelResult:
-        level = self.quantizers[index]
-        summed = self.gradient == "summed" or (self.training and self.gradient == "averaged")
+        level, estimates = self.quantizers[index], self._estimates_levels
         found = level.choose(
             residual.flatten(0, 1).unsqueeze(0),
             None if mask is None else mask.reshape(1, -1),
-            level.estimator if summed else "none",
+            level.estimator if estimates else "none",
             None if indices is None else indices.reshape(1, -1),
         )
-        codes = found.quantized if summed else found.codes
-        if self.training and not summed:
+        codes = found.quantized if estimates else found.codes
+        if self.training and not estimates:
             # Codes learn only from the losses.
             codes = codes.detach()
         return LevelResult(
             codes.view_as(residual), found.indices.view(residual.shape[:2]), detail=(found, mask)
         )
+
+    @property
+    def _estimates_levels(self) -> bool:
+        """Whether each level gives its codes a gradient to its residual."""
+        return self.gradient == "summed" or (self.training and self.gradient == "averaged")
+
+    def process_at_once(self, inputs: Tensor, request: LevelsRequest) -> LevelsResult | None:
+        if not self.training or not isinstance(request.depth, int):
+            return None
+        levels = self.quantizers[: request.depth]
+        estimators = {level.estimator if self._estimates_levels else "none" for level in levels}
+        plain = len(estimators) == 1 and all(level.maps_plainly(inputs.dtype) for level in levels)
+        transforms: list[Any] = [level.code_transform for level in levels]
+        biases = [own.bias for own in transforms if own.bias is not None] if plain else []
+        if not plain or len(biases) not in (0, len(levels)):
+            return None
+        total, indices, losses, codes = _ops.residual_linear_quantize(
+            inputs,
+            [level.frozen_codebook for level in levels],
+            [own.weight for own in transforms],
+            biases,
+            mask=request.mask,
+            estimator=estimators.pop(),
+            to_inputs=[level.loss_weights[0] for level in levels],
+            to_codes=[level.loss_weights[1] for level in levels],
+        )
+        return LevelsResult(total, indices, codes, losses=losses)
 
     def choose_codes(self, inputs: Tensor, mask: Tensor | None) -> Tensor | None:
         if self.training or self.eval_beam_size in (None, 1):
@@ -250,18 +283,23 @@ class ResidualSimVQ(ResidualStack):
 
     def _losses(self, result: StackResult) -> Tensor:
         """The losses (Q,) of a forward, 0 for dropped levels."""
+        every = self.num_quantizers
+        if result.losses is not None and result.losses.shape[0] == every:
+            return result.losses
         losses = [
             only_if(in_use(result.depth, index), self._loss(index, *found))
             for index, found in enumerate(result.details)
         ]
+        if result.losses is not None:
+            losses = list(result.losses.unbind())
         if losses and self.training:
             # Graphs compute all levels, and wrappers wait for a gradient of every parameter: dropped levels get zero.
-            nothing = result.details[0][0].inputs[:, :0].detach()
+            nothing = losses[0].new_zeros(1, 0, self.codebook_dim)
             losses += [
                 self._loss(index, self.quantizers[index].choose(nothing, None, "none"), None)
-                for index in range(len(losses), self.num_quantizers)
+                for index in range(len(losses), every)
             ]
-        return stack_levels(losses, self.num_quantizers)
+        return stack_levels(losses, every)
 
     def _loss(self, index: int, found: SimSearchResult, mask: Tensor | None) -> Tensor:
         return self.quantizers[index].loss_of(found, None if mask is None else mask.reshape(1, -1))

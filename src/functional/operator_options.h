@@ -23,6 +23,14 @@ inline distributed::Ranks ranks_named(std::string_view group_name, std::string_v
   return ranks;
 }
 
+/// Throws c10::ValueError unless a list has one value for each level, or `or_none`.
+inline void check_one_per_level(const char* op, const char* name, size_t given, size_t levels,
+                                bool or_none = false) {
+  TORCH_CHECK_VALUE(given == levels || (or_none && given == 0), op, ": expected ", name, " to be ",
+                    or_none ? "empty or " : "", "one for each of ", levels, " levels, but got ",
+                    given);
+}
+
 /// Options of all operators that read or write codebooks.
 inline LearnCodebooksOptions codebook_options(double eps, std::string_view metric,
                                               distributed::Ranks ranks) {

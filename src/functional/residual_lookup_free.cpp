@@ -105,11 +105,6 @@ using StackTensors =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, std::vector<at::Tensor>, std::vector<at::Tensor>,
                std::vector<at::Tensor>, std::vector<at::Tensor>>;
 
-void check_one_per_level(const char* name, size_t given, size_t levels) {
-  TORCH_CHECK_VALUE(given == 0 || given == levels, kOp, ": expected ", name,
-                    " to be empty or one for each of ", levels, " levels, but got ", given);
-}
-
 StackTensors residual_lookup_free_quantize_op(
     const at::Tensor& tokens, const std::optional<at::Tensor>& mask, at::TensorList rotations,
     const std::optional<at::Tensor>& rng, at::ArrayRef<double> scales, at::ArrayRef<double> radii,
@@ -118,9 +113,9 @@ StackTensors residual_lookup_free_quantize_op(
     std::optional<double> softplus_offset, bool vqp_compat, std::string_view group_name,
     std::string_view label) {
   const auto count = scales.size();
-  check_one_per_level("rotations", rotations.size(), count);
-  check_one_per_level("radii", radii.size(), count);
-  check_one_per_level("soft_clamps", soft_clamps.size(), count);
+  check_one_per_level(kOp, "rotations", rotations.size(), count, /*or_none=*/true);
+  check_one_per_level(kOp, "radii", radii.size(), count, /*or_none=*/true);
+  check_one_per_level(kOp, "soft_clamps", soft_clamps.size(), count, /*or_none=*/true);
   const auto shared =
       LookupFreeOptions()
           .fraction(fraction)

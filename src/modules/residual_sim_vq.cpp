@@ -58,7 +58,8 @@ std::string estimator_of(const ResidualSimVQImpl& stack, const SimVQImpl& level)
 struct ResidualSimVQImpl::Walk {
   OptionalTensor chosen;  // (B, N, Q)
   std::vector<F::QuantizeOutput> results;
-  OptionalTensor mask;  // (1, B * N)
+  OptionalTensor mask;   // (1, B * N)
+  torch::Tensor losses;  // (depth,), of levels that were processed together
 };
 
 ResidualSimVQImpl::ResidualSimVQImpl(ResidualSimVQOptions options_)
@@ -150,6 +151,12 @@ detail::StackFamily ResidualSimVQImpl::family(Walk& walk) {
     return detail::LevelResult{codes.view_as(residual),
                                found.indices.view({residual.size(0), residual.size(1)})};
   };
+  if (training) {
+    own.at_once = [this, summed, &walk](const at::Tensor& inputs, const OptionalTensor& rows,
+                                        int64_t depth, bool /*all_codes*/) {
+      return process_at_once(inputs, rows, depth, summed, walk);
+    };
+  }
   if (!summed && training) {
     own.estimate = [this](const at::Tensor& inputs, const at::Tensor& total) {
       const auto draws = at::zeros({2}, inputs.options().dtype(at::kLong).requires_grad(false));
@@ -162,6 +169,25 @@ detail::StackFamily ResidualSimVQImpl::family(Walk& walk) {
     return levels[static_cast<size_t>(index)]->indices_to_codes(indices);
   };
   return own;
+}
+
+std::optional<detail::LevelsResult> ResidualSimVQImpl::process_at_once(const torch::Tensor& inputs,
+                                                                       const OptionalTensor& mask,
+                                                                       int64_t depth,
+                                                                       bool estimates,
+                                                                       Walk& walk) const {
+  std::vector<F::LinearLevel> own;
+  for (size_t index = 0; index < static_cast<size_t>(depth); ++index) {
+    const auto& level = *levels.at(index);
+    auto map = level.linear_level(inputs);
+    const auto estimator = estimator_of(*this, level);
+    if (!map || estimator != estimator_of(*this, *levels[0])) return std::nullopt;
+    own.push_back(std::move(*map));
+  }
+  const auto step = F::residual_linear_quantize(
+      inputs, own, mask, estimates ? estimator_of(*this, *levels[0]) : "none");
+  walk.losses = step.losses;
+  return detail::LevelsResult{step.total, step.indices, step.codes};
 }
 
 ResidualSimVQOutput ResidualSimVQImpl::forward(const torch::Tensor& x,
@@ -185,20 +211,25 @@ ResidualSimVQOutput ResidualSimVQImpl::forward(const torch::Tensor& x,
 }
 
 torch::Tensor ResidualSimVQImpl::losses(const Walk& walk) {
+  const auto every = options.num_quantizers();
   std::vector<torch::Tensor> losses;
+  if (walk.losses.defined()) {
+    if (walk.losses.size(0) == every) return walk.losses;
+    losses = walk.losses.unbind();
+  }
   for (size_t index = 0; index < walk.results.size(); ++index) {
     losses.push_back(levels[index]->loss_of(walk.results[index], walk.mask));
   }
   if (is_training()) {
     // Distributed wrappers wait for a gradient of every parameter: those of
     // dropped levels get zero.
-    const auto nothing = walk.results[0].inputs.narrow(1, 0, 0).detach();
+    const auto nothing = losses[0].new_zeros({1, 0, options.dim() / options.heads()});
     for (size_t index = losses.size(); index < levels.size(); ++index) {
       const auto none = levels[index]->choose(nothing, std::nullopt, "none");
       losses.push_back(levels[index]->loss_of(none, std::nullopt));
     }
   }
-  return detail::stack_levels(std::move(losses), options.num_quantizers(), 0);
+  return detail::stack_levels(std::move(losses), every, 0);
 }
 
 void ResidualSimVQImpl::handshake(const std::string& group) const {

@@ -47,20 +47,6 @@ torch::Tensor transformed(const torch::nn::LinearImpl& layer, const torch::Tenso
   return at::linear(codes.to(wide), layer.weight.to(wide), bias);
 }
 
-/// The transform of a training step, if one operator can compute all codes and choose among
-/// them: a linear layer in the dtype of the codes, which must be that of the tokens'
-/// arithmetic. Otherwise null.
-const torch::nn::LinearImpl* plain_map(const SimVQImpl& vq, const torch::Tensor& tokens) {
-  const auto* linear = linear_layer(vq.code_transform);
-  if (linear == nullptr || !vq.is_training()) return nullptr;
-  const auto dtype = tokens.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const auto &weight = linear->weight, &frozen = vq.frozen_codebook;
-  // A layer of other sizes is left to the path that reports the error.
-  const bool fits = weight.scalar_type() == dtype && frozen.scalar_type() == dtype &&
-                    weight.size(0) == vq.options.dim() && weight.size(1) == frozen.size(1);
-  return fits ? linear : nullptr;
-}
-
 }  // namespace
 
 SimVQImpl::SimVQImpl(SimVQOptions options_, bool owns_transform)
@@ -165,11 +151,25 @@ std::string SimVQImpl::estimator(bool rotation_trick, bool vqp_compat) const {
   return vqp_compat ? "vqp_rotation_trick" : "rotation_trick";
 }
 
+std::optional<F::LinearLevel> SimVQImpl::linear_level(const torch::Tensor& tokens) const {
+  const auto* linear = linear_layer(code_transform);
+  if (linear == nullptr || !is_training()) return std::nullopt;
+  const auto dtype = detail::compute_dtype(tokens);
+  const auto& weight = linear->weight;
+  // A layer of other sizes is left to the path that reports the error.
+  const bool fits = weight.scalar_type() == dtype && frozen_codebook.scalar_type() == dtype &&
+                    weight.size(0) == options.dim() && weight.size(1) == frozen_codebook.size(1);
+  if (!fits) return std::nullopt;
+  const auto [to_inputs, to_codes] = loss_weights();
+  return F::LinearLevel{frozen_codebook, weight,
+                        linear->bias.defined() ? OptionalTensor(linear->bias) : std::nullopt,
+                        to_inputs, to_codes};
+}
+
 F::QuantizeOutput SimVQImpl::choose(const torch::Tensor& tokens, const OptionalTensor& mask,
                                     const std::string& estimator, const OptionalTensor& chosen) {
-  if (const auto* linear = plain_map(*this, tokens); linear != nullptr && !chosen) {
-    const auto bias = linear->bias.defined() ? OptionalTensor(linear->bias) : std::nullopt;
-    return F::linear_quantize(tokens, frozen_codebook, linear->weight, bias, mask, estimator);
+  if (const auto own = linear_level(tokens); own && !chosen) {
+    return F::linear_quantize(tokens, own->frozen, own->weight, own->bias, mask, estimator);
   }
   // The generator is not used.
   const auto rng = at::zeros({2}, tokens.options().dtype(at::kLong).requires_grad(false));
@@ -177,12 +177,15 @@ F::QuantizeOutput SimVQImpl::choose(const torch::Tensor& tokens, const OptionalT
                      F::QuantizeOptions().estimator(estimator).chosen(chosen));
 }
 
+std::pair<double, double> SimVQImpl::loss_weights() const {
+  const auto weight = options.commitment_weight();
+  return {weight * options.input_to_quantize_commit_loss_weight(), weight};
+}
+
 torch::Tensor SimVQImpl::loss_of(const F::QuantizeOutput& result,
                                  const OptionalTensor& mask) const {
-  const auto weight = options.commitment_weight();
-  return F::paired_loss(result.inputs, result.codes, mask,
-                        weight * options.input_to_quantize_commit_loss_weight(), weight,
-                        is_training());
+  const auto [to_inputs, to_codes] = loss_weights();
+  return F::paired_loss(result.inputs, result.codes, mask, to_inputs, to_codes, is_training());
 }
 
 SimVQOutput SimVQImpl::forward(const torch::Tensor& x, const OptionalTensor& mask) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <tuple>
 
 #include <ATen/core/Tensor.h>
 
@@ -16,5 +17,12 @@ void check_linear_nearest_code_backward(const at::Tensor& grad, const at::Tensor
 /// that are not finite belong to no code.
 at::Tensor gradient_rows(const at::Tensor& grad, const at::Tensor& absent,
                          const at::Tensor& frozen);
+
+/// The gradients of weight and bias from that of the codes. Where gradients are recorded, by
+/// differentiable operators.
+std::tuple<at::Tensor, at::Tensor> linear_map_gradients(const at::Tensor& grad,
+                                                        const at::Tensor& absent,
+                                                        const at::Tensor& indices,
+                                                        const at::Tensor& frozen);
 
 }  // namespace torchvq::detail

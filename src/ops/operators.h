@@ -91,6 +91,7 @@ constexpr const char* kComputingOperators[] = {
     "residual_commit",
     "residual_decode",
     "residual_encode",
+    "residual_linear_quantize",
     "residual_lookup_free_quantize",
     "residual_quantize_",
     "residual_scalar_quantize",

@@ -22,4 +22,10 @@ std::tuple<at::Tensor, at::Tensor> paired_gradients_any(const at::Tensor& grad, 
                                                         const std::optional<at::Tensor>& mask,
                                                         double to_x, double to_codes);
 
+/// The same by the operator of the device where no gradient is recorded.
+std::tuple<at::Tensor, at::Tensor> paired_gradients(const at::Tensor& grad, const at::Tensor& x,
+                                                    const at::Tensor& codes,
+                                                    const std::optional<at::Tensor>& mask,
+                                                    double to_x, double to_codes);
+
 }  // namespace torchvq::detail

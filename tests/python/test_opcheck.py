@@ -350,6 +350,10 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         (normal(2, 9, 3),),
         dict(rotations=[], scales=[1.0, 0.5], radii=[], soft_clamps=[], scores=True),
     ),
+    "residual_linear_quantize": (
+        (X, [normal(7, 3)] * 2, [normal(4, 3)] * 2, [normal(4)] * 2),
+        dict(mask=MASK, to_inputs=[0.25, 0.5], to_codes=[1.0, 2.0]),
+    ),
     "lookup_free_losses": (
         (X, X.sign()),
         dict(mask=MASK, entropy_mask=MASK, commitment_weight=0.25, softplus_offset=5.0),

@@ -1,6 +1,7 @@
 // ResidualSimVQ: a stack of SimVQ, each of which quantizes the residual of the ones before.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +19,7 @@ namespace torchvq {
 
 namespace detail {
 struct Layout;
+struct LevelsResult;
 struct StackFamily;
 }  // namespace detail
 
@@ -88,6 +90,10 @@ class TORCHVQ_API ResidualSimVQImpl : public KeptBuffers<ResidualSimVQImpl> {
   struct Walk;
   detail::Layout layout() const;
   detail::StackFamily family(Walk& walk);
+  std::optional<detail::LevelsResult> process_at_once(const torch::Tensor& inputs,
+                                                      const std::optional<torch::Tensor>& mask,
+                                                      int64_t depth, bool estimates,
+                                                      Walk& walk) const;
   torch::Tensor losses(const Walk& walk);
   void handshake(const std::string& group) const;
   bool drops() const { return options.quantize_dropout() && options.num_quantizers() > 1; }

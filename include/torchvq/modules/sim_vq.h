@@ -14,6 +14,7 @@
 
 #include <torchvq/export.h>
 #include <torchvq/functional/quantize.h>
+#include <torchvq/functional/residual_linear_quantize.h>
 #include <torchvq/modules/kept_buffers.h>
 #include <torchvq/options/sim_vq.h>
 
@@ -95,11 +96,17 @@ class TORCHVQ_API SimVQImpl : public KeptBuffers<SimVQImpl> {
                                     const std::optional<torch::Tensor>& mask,
                                     const std::string& estimator,
                                     const std::optional<torch::Tensor>& chosen = std::nullopt);
+  /// The transform of a training step, if one operator can compute all codes and choose among them: a
+  /// linear layer in the dtype of the codes, which must be that of the tokens' arithmetic.
+  std::optional<functional::LinearLevel> linear_level(const torch::Tensor& tokens) const;
   /// The codes (1, K, D) for tokens of this dtype.
   torch::Tensor codes_for(at::ScalarType dtype);
   /// The loss of the result of a search.
   torch::Tensor loss_of(const functional::QuantizeOutput& result,
                         const std::optional<torch::Tensor>& mask) const;
+  /// Weights of the half of the loss that pulls latents to codes, and of the half that pulls codes to
+  /// latents.
+  std::pair<double, double> loss_weights() const;
   /// The name of the gradient of the output, see functional/quantize.h.
   std::string estimator() const;
   /// The same with these options, for a level of a stack.

@@ -13,14 +13,11 @@
 #include "ops/linear_nearest_code.h"
 
 namespace torchvq {
-namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
-std::tuple<at::Tensor, at::Tensor> map_gradients(const at::Tensor& grad, const at::Tensor& absent,
-                                                 const at::Tensor& indices,
-                                                 const at::Tensor& frozen) {
+std::tuple<at::Tensor, at::Tensor> detail::linear_map_gradients(const at::Tensor& grad,
+                                                                const at::Tensor& absent,
+                                                                const at::Tensor& indices,
+                                                                const at::Tensor& frozen) {
   using Signature = std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&,
                                                        const at::Tensor&, const at::Tensor&);
   static auto op = detail::op_handle<Signature>("torchvq::linear_nearest_code_backward");
@@ -30,6 +27,11 @@ std::tuple<at::Tensor, at::Tensor> map_gradients(const at::Tensor& grad, const a
   const auto of_codes = detail::add_rows(rows.unsqueeze(0), indices, frozen.sym_size(0))[0];
   return {of_codes.t().mm(frozen), rows.sum(0)};
 }
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
 
 struct LinearNearestCode : torch::autograd::Function<LinearNearestCode> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& frozen,
@@ -48,7 +50,8 @@ struct LinearNearestCode : torch::autograd::Function<LinearNearestCode> {
     const auto none = at::Tensor();
     if (!grads[0].defined()) return {none, none, none, none};
     const auto saved = ctx->get_saved_variables();
-    const auto [weight, bias] = map_gradients(grads[0], saved[0], saved[1], saved[2]);
+    const auto [weight, bias] =
+        detail::linear_map_gradients(grads[0], saved[0], saved[1], saved[2]);
     return {none, none, weight, ctx->saved_data["bias"].toBool() ? bias : none};
   }
 };

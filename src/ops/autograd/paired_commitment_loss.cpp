@@ -11,25 +11,27 @@
 #include "ops/paired_commitment_loss.h"
 
 namespace torchvq {
+
+std::tuple<at::Tensor, at::Tensor> detail::paired_gradients(const at::Tensor& grad,
+                                                            const at::Tensor& x,
+                                                            const at::Tensor& codes,
+                                                            const std::optional<at::Tensor>& mask,
+                                                            double to_x, double to_codes) {
+  if (at::GradMode::is_enabled()) {
+    return paired_gradients_any(grad, x, codes, mask, to_x, to_codes);
+  }
+  using Signature =
+      std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                         const std::optional<at::Tensor>&, double, double);
+  static auto op = op_handle<Signature>("torchvq::paired_commitment_loss_backward");
+  return op.call(grad, x, codes, mask, to_x, to_codes);
+}
+
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<at::Tensor>;
-
-std::tuple<at::Tensor, at::Tensor> paired_gradients(const at::Tensor& grad, const at::Tensor& x,
-                                                    const at::Tensor& codes,
-                                                    const OptionalTensor& mask, double to_x,
-                                                    double to_codes) {
-  if (at::GradMode::is_enabled()) {
-    return detail::paired_gradients_any(grad, x, codes, mask, to_x, to_codes);
-  }
-  using Signature =
-      std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                         const OptionalTensor&, double, double);
-  static auto op = detail::op_handle<Signature>("torchvq::paired_commitment_loss_backward");
-  return op.call(grad, x, codes, mask, to_x, to_codes);
-}
 
 struct PairedCommitmentLoss : torch::autograd::Function<PairedCommitmentLoss> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& codes,
@@ -45,9 +47,9 @@ struct PairedCommitmentLoss : torch::autograd::Function<PairedCommitmentLoss> {
     const auto saved = ctx->get_saved_variables();
     const auto mask = saved[2].defined() ? OptionalTensor(saved[2]) : std::nullopt;
     const auto none = at::Tensor();
-    const auto [x, codes] =
-        paired_gradients(grads[0], saved[0], saved[1], mask, ctx->saved_data["to_x"].toDouble(),
-                         ctx->saved_data["to_codes"].toDouble());
+    const auto [x, codes] = detail::paired_gradients(grads[0], saved[0], saved[1], mask,
+                                                     ctx->saved_data["to_x"].toDouble(),
+                                                     ctx->saved_data["to_codes"].toDouble());
     return {x, codes, none, none, none};
   }
 };
