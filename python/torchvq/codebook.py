@@ -33,7 +33,7 @@ logger = logging.getLogger("torchvq")
 _ops = torch.ops.torchvq
 
 # State that training changes besides the codes, in the order of the operators' arguments.
-_AVERAGES = ("cluster_size", "embed_avg", "cooldown", "replaced")
+_AVERAGES = ("cluster_size", "embed_avg", "replaced")
 
 
 class Codebook(
@@ -55,7 +55,6 @@ class Codebook(
     ``cluster_size``    (H, K)      moving average of the tokens per step and code
     ``embed_avg``       (H, K, D)   moving average of the sum of the tokens of each code
     ``embed``           (H, K, D)   the codes; a parameter when they learn by gradient
-    ``cooldown``        (H, K)      int64; steps until a code may be replaced, 0: modules set none
     ``rng``             (2,)        int64; seed and step of the counter-based generator
     ==================  ==========  =============================================================
 
@@ -145,8 +144,6 @@ class Codebook(
             self.register_buffer("embed", embed)
         if affine_param:
             self.register_affine_state(num_codebooks, dim)
-        cooldown = torch.zeros(num_codebooks, codebook_size, dtype=torch.long)
-        self.register_buffer("cooldown", cooldown)
         self.register_buffer("rng", fresh_rng())
         # Codes that the last step that learns replaced; for ``stats``, not part of checkpoints.
         replaced = torch.zeros(num_codebooks, dtype=torch.long)
@@ -246,7 +243,7 @@ class Codebook(
 
     def replicated_state(self, affine: bool) -> dict[str, Tensor]:
         """State that ranks share, by name, with the statistics of the affine map if ``affine``."""
-        names = ["initted", "cluster_size", "embed_avg", "cooldown", "embed", "rng"]
+        names = ["initted", "cluster_size", "embed_avg", "embed", "rng"]
         if affine and self.affine_param:
             names += [*AFFINE_STATE, *AFFINE_FLAGS]
         return {name: getattr(self, name) for name in names} | self.kept_by_all()

@@ -226,7 +226,6 @@ def replace_dead_codes_(
     embed: Tensor,
     embed_avg: Tensor,
     cluster_size: Tensor,
-    cooldown: Tensor,
     x: Tensor,
     counts: Tensor,
     rng: Tensor,
@@ -235,17 +234,16 @@ def replace_dead_codes_(
     threshold: float = 2.0,
     threshold_fraction: float = 0.0,
     reset_cluster_size: float = 2.0,
-    cooldown_steps: int = 0,
     metric: str = "euclidean",
     replace_used: bool = False,
     most_per_token: float | None = None,
 ) -> Tensor:
     """Replaces dead codes by distinct random tokens of ``x`` (H, N, D), in place; returns replaced codes per head.
 
-    A code is dead if ``cluster_size`` is below ``threshold`` (or ``threshold_fraction`` of the mean, if that is more),
-    it has no token in this step (``counts``) unless ``replace_used``, and its ``cooldown`` is 0. The choice depends on
-    the set of tokens and ``rng``, not on their order. Without any token in ``counts`` cool-downs stay. With
-    ``most_per_token`` at most that many codes are replaced for each token in ``counts``, rounded up.
+    A code is dead if ``cluster_size`` is below ``threshold`` (or ``threshold_fraction`` of the mean, if that is more)
+    and it has no token in this step (``counts``) unless ``replace_used``. The choice depends on the set of tokens and
+    ``rng``, not on their order. With ``most_per_token`` at most that many codes are replaced for each token in
+    ``counts``, rounded up.
 
     ``torch.ops.torchvq.replace_dead_codes_`` takes lists, an entry for each of several codebooks.
     """
@@ -253,7 +251,6 @@ def replace_dead_codes_(
         [embed],
         [embed_avg],
         [cluster_size],
-        [cooldown],
         [x],
         [counts],
         [rng],
@@ -261,7 +258,6 @@ def replace_dead_codes_(
         threshold=threshold,
         threshold_fraction=threshold_fraction,
         reset_cluster_size=reset_cluster_size,
-        cooldown_steps=cooldown_steps,
         metric=metric,
         replace_used=replace_used,
         most_per_token=most_per_token,
@@ -282,7 +278,6 @@ def replace_with_candidates_(
     embed: Tensor,
     embed_avg: Tensor,
     cluster_size: Tensor,
-    cooldown: Tensor,
     keys: Tensor,
     rows: Tensor,
     counts: Tensor,
@@ -291,7 +286,6 @@ def replace_with_candidates_(
     threshold: float = 2.0,
     threshold_fraction: float = 0.0,
     reset_cluster_size: float = 2.0,
-    cooldown_steps: int = 0,
     replace_used: bool = False,
     most_per_token: float | None = None,
 ) -> Tensor:
@@ -300,7 +294,6 @@ def replace_with_candidates_(
         [embed],
         [embed_avg],
         [cluster_size],
-        [cooldown],
         [keys],
         [rows],
         [counts],
@@ -308,7 +301,6 @@ def replace_with_candidates_(
         threshold=threshold,
         threshold_fraction=threshold_fraction,
         reset_cluster_size=reset_cluster_size,
-        cooldown_steps=cooldown_steps,
         replace_used=replace_used,
         most_per_token=most_per_token,
     )

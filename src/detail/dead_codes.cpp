@@ -78,13 +78,9 @@ DeadCodes find_dead_codes(const DeadCodeState& state, const at::Tensor& counts,
   const auto sizes = state.cluster_size.to(at::kDouble);
   const auto mean = divided(order_free_totals(sizes), static_cast<double>(sizes.size(1)));
   auto limits = (mean * arguments.threshold_fraction).clamp_min(arguments.threshold);
-  auto dead = state.cluster_size.lt(limits).logical_and(state.cooldown.eq(0));
+  auto dead = state.cluster_size.lt(limits);
   if (!arguments.replace_used) dead = dead.logical_and(counts.eq(0));
   return {std::move(limits), std::move(dead)};
-}
-
-void count_down(const at::Tensor& cooldown, const at::Tensor& counts) {
-  cooldown.sub_(counts.any().to(cooldown.scalar_type())).clamp_min_(0);
 }
 
 at::Tensor most_replaced(const at::Tensor& dead, const at::Tensor& counts,
@@ -125,7 +121,6 @@ at::Tensor replace_codes(const DeadCodeState& state, const DeadCodes& codes, con
   state.embed_avg.copy_(
       at::where(fresh, (candidates * size.unsqueeze(-1)).clamp(-bound, bound), state.embed_avg));
   state.cluster_size.copy_(at::where(taken, size, state.cluster_size));
-  state.cooldown.masked_fill_(taken, arguments.cooldown_steps);
   return taken.sum(1);
 }
 

@@ -24,7 +24,6 @@ struct DeadCodeState {
   const at::Tensor& embed;
   const at::Tensor& embed_avg;
   const at::Tensor& cluster_size;
-  const at::Tensor& cooldown;
 };
 
 /// Parameters that define dead codes, and the state that replaced codes get.
@@ -32,7 +31,6 @@ struct DeadCodeArguments {
   double threshold;
   double threshold_fraction;
   double reset_cluster_size;
-  int64_t cooldown_steps;
   bool replace_used;
   std::optional<double> most_per_token = std::nullopt;
 };
@@ -41,15 +39,12 @@ struct DeadCodeArguments {
 struct DeadCodes {
   at::Tensor limits;  ///< (H, 1), float64: the threshold, or the fraction of the mean cluster size
                       ///< where that is more
-  at::Tensor dead;    ///< (H, K), bool: fewer tokens than that, none in this step unless
-                      ///< `replace_used`, and not cooling down
+  at::Tensor dead;    ///< (H, K), bool: fewer tokens than that, and none in this step unless
+                      ///< `replace_used`
 };
 
 DeadCodes find_dead_codes(const DeadCodeState& state, const at::Tensor& counts,
                           const DeadCodeArguments& arguments);
-
-/// Cool-downs fall by 1 to 0 in a step that has a token; reads nothing on the host.
-void count_down(const at::Tensor& cooldown, const at::Tensor& counts);
 
 /// (H,) int64: how many of the dead codes a step with these counts replaces at most.
 at::Tensor most_replaced(const at::Tensor& dead, const at::Tensor& counts,

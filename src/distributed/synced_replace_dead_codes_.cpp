@@ -40,22 +40,18 @@ struct Arguments {
 
 detail::DeadCodeState state_of(const Arguments& arguments, size_t codebook) {
   const auto& states = arguments.states;
-  return {states.embed[codebook], states.embed_avg[codebook], states.cluster_size[codebook],
-          states.cooldown[codebook]};
+  return {states.embed[codebook], states.embed_avg[codebook], states.cluster_size[codebook]};
 }
 
 /// Returns whether the metric is cosine.
 bool check_dead_code_arguments(const Arguments& arguments, std::string_view metric) {
-  const auto number = arguments.states.embed.size();
-  for (const auto size :
-       {arguments.states.embed_avg.size(), arguments.states.cluster_size.size(),
-        arguments.states.cooldown.size(), arguments.counts.size(), arguments.rng.size()}) {
-    TORCH_CHECK_VALUE(
-        size == number, kSyncedReplaceDeadCodes,
-        ": expected embed, embed_avg, cluster_size, cooldown, counts and rng to hold ", number,
-        " tensors each (codebooks), but got ", size);
-  }
-  check_levels(kSyncedReplaceDeadCodes, arguments.levels, number);
+  const auto& [embed, embed_avg, cluster_size] = arguments.states;
+  detail::check_lists_of_codebooks(kSyncedReplaceDeadCodes, embed,
+                                   {{"embed_avg", embed_avg},
+                                    {"cluster_size", cluster_size},
+                                    {"counts", arguments.counts},
+                                    {"rng", arguments.rng}});
+  check_levels(kSyncedReplaceDeadCodes, arguments.levels, embed.size());
   check_reduction(kSyncedReplaceDeadCodes, arguments.reduction);
   bool unit = false;
   for (size_t level = 0; level < arguments.levels.size(); ++level) {
@@ -183,7 +179,6 @@ at::Tensor replace_chosen(const Arguments& arguments, const Repair& repair) {
   const ops::DeadCodeOptions options = {.threshold = rules.threshold,
                                         .threshold_fraction = rules.threshold_fraction,
                                         .reset_cluster_size = rules.reset_cluster_size,
-                                        .cooldown_steps = rules.cooldown_steps,
                                         .replace_used = rules.replace_used,
                                         .most_per_token = rules.most_per_token};
   const auto of_chosen = [&](at::TensorList all) {
@@ -196,10 +191,10 @@ at::Tensor replace_chosen(const Arguments& arguments, const Repair& repair) {
     keys.push_back(repair.candidates[c].keys);
     rows.push_back(repair.candidates[c].rows);
   }
-  const auto& [embed, embed_avg, cluster_size, cooldown] = arguments.states;
+  const auto& [embed, embed_avg, cluster_size] = arguments.states;
   return ops::replace_with_candidates_(
-      of_chosen(embed), of_chosen(embed_avg), of_chosen(cluster_size), of_chosen(cooldown), keys,
-      rows, of_chosen(arguments.counts), of_chosen(arguments.rng), options);
+      of_chosen(embed), of_chosen(embed_avg), of_chosen(cluster_size), keys, rows,
+      of_chosen(arguments.counts), of_chosen(arguments.rng), options);
 }
 
 at::Tensor replace(const Group& group, const Arguments& arguments, bool unit) {
@@ -217,7 +212,6 @@ at::Tensor replace(const Group& group, const Arguments& arguments, bool unit) {
     const auto& counts = arguments.counts[c];
     const int64_t heads = counts.size(0);
     if (std::find(repair.chosen.begin(), repair.chosen.end(), c) == repair.chosen.end()) {
-      detail::count_down(arguments.states.cooldown[c], counts);
       parts.push_back(counts.new_zeros({heads}));
     } else {
       parts.push_back(replaced.narrow(0, from, heads));
@@ -229,49 +223,49 @@ at::Tensor replace(const Group& group, const Arguments& arguments, bool unit) {
 
 // Kernels -----------------------------------------------------------------------------------------
 
-using SyncedReplaceDeadCodesSignature = at::Tensor(
-    at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
-    at::TensorList, at::TensorList, double, double, double, int64_t, std::string_view,
-    std::string_view, std::string_view, const std::optional<at::Tensor>&, std::string_view,
-    const std::optional<at::Tensor>&, bool, std::optional<double>);
+using SyncedReplaceDeadCodesSignature =
+    at::Tensor(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+               at::TensorList, at::TensorList, double, double, double, std::string_view,
+               std::string_view, std::string_view, const std::optional<at::Tensor>&,
+               std::string_view, const std::optional<at::Tensor>&, bool, std::optional<double>);
 
 at::Tensor synced_replace_dead_codes_any(
-    at::TensorList embed, at::TensorList embed_avg, at::TensorList cluster_size,
-    at::TensorList cooldown, at::TensorList x, at::TensorList counts, at::TensorList rng,
-    at::TensorList mask, double threshold, double threshold_fraction, double reset_cluster_size,
-    int64_t cooldown_steps, std::string_view metric, std::string_view group_name,
-    std::string_view label, const std::optional<at::Tensor>& offered, std::string_view reduction,
-    const std::optional<at::Tensor>& due, bool replace_used, std::optional<double> most_per_token) {
-  const Arguments arguments{{embed, embed_avg, cluster_size, cooldown},
-                            {x, mask},
-                            counts,
-                            rng,
-                            {threshold, threshold_fraction, reset_cluster_size, cooldown_steps,
-                             replace_used, most_per_token},
-                            offered.value_or(at::Tensor()),
-                            reduction,
-                            !due.has_value() || due->item<bool>()};
+    at::TensorList embed, at::TensorList embed_avg, at::TensorList cluster_size, at::TensorList x,
+    at::TensorList counts, at::TensorList rng, at::TensorList mask, double threshold,
+    double threshold_fraction, double reset_cluster_size, std::string_view metric,
+    std::string_view group_name, std::string_view label, const std::optional<at::Tensor>& offered,
+    std::string_view reduction, const std::optional<at::Tensor>& due, bool replace_used,
+    std::optional<double> most_per_token) {
+  const Arguments arguments{
+      {embed, embed_avg, cluster_size},
+      {x, mask},
+      counts,
+      rng,
+      {threshold, threshold_fraction, reset_cluster_size, replace_used, most_per_token},
+      offered.value_or(at::Tensor()),
+      reduction,
+      !due.has_value() || due->item<bool>()};
   const bool unit = check_dead_code_arguments(arguments, metric);
   return replace(Group(group_name, {std::string(label), rng[0]}), arguments, unit);
 }
 
 at::Tensor synced_replace_dead_codes_meta(
-    at::TensorList embed, at::TensorList embed_avg, at::TensorList cluster_size,
-    at::TensorList cooldown, at::TensorList x, at::TensorList counts, at::TensorList rng,
-    at::TensorList mask, double threshold, double threshold_fraction, double reset_cluster_size,
-    int64_t cooldown_steps, std::string_view metric, std::string_view /*group_name*/,
-    std::string_view /*label*/, const std::optional<at::Tensor>& /*offered*/,
-    std::string_view reduction, const std::optional<at::Tensor>& /*due*/, bool replace_used,
+    at::TensorList embed, at::TensorList embed_avg, at::TensorList cluster_size, at::TensorList x,
+    at::TensorList counts, at::TensorList rng, at::TensorList mask, double threshold,
+    double threshold_fraction, double reset_cluster_size, std::string_view metric,
+    std::string_view /*group_name*/, std::string_view /*label*/,
+    const std::optional<at::Tensor>& /*offered*/, std::string_view reduction,
+    const std::optional<at::Tensor>& /*due*/, bool replace_used,
     std::optional<double> most_per_token) {
-  check_dead_code_arguments({{embed, embed_avg, cluster_size, cooldown},
-                             {x, mask},
-                             counts,
-                             rng,
-                             {threshold, threshold_fraction, reset_cluster_size, cooldown_steps,
-                              replace_used, most_per_token},
-                             {},
-                             reduction},
-                            metric);
+  check_dead_code_arguments(
+      {{embed, embed_avg, cluster_size},
+       {x, mask},
+       counts,
+       rng,
+       {threshold, threshold_fraction, reset_cluster_size, replace_used, most_per_token},
+       {},
+       reduction},
+      metric);
   c10::SymInt heads = 0;
   for (const auto& one : embed) heads = heads + one.sym_size(0);
   return counts[0].new_empty_symint({heads});
@@ -285,11 +279,10 @@ at::Tensor synced_replace_dead_codes_(const CodebookStates& states, at::TensorLi
   static auto op =
       detail::op_handle<SyncedReplaceDeadCodesSignature>("torchvq::synced_replace_dead_codes_");
   const auto& dead = options.dead;
-  return op.call(states.embed, states.embed_avg, states.cluster_size, states.cooldown, x, counts,
-                 rng, options.mask, dead.threshold, dead.threshold_fraction,
-                 dead.reset_cluster_size, dead.cooldown_steps, dead.metric, options.group_name,
-                 options.label, options.offered, options.reduction, options.due, dead.replace_used,
-                 dead.most_per_token);
+  return op.call(states.embed, states.embed_avg, states.cluster_size, x, counts, rng, options.mask,
+                 dead.threshold, dead.threshold_fraction, dead.reset_cluster_size, dead.metric,
+                 options.group_name, options.label, options.offered, options.reduction, options.due,
+                 dead.replace_used, dead.most_per_token);
 }
 
 }  // namespace torchvq::distributed
@@ -297,9 +290,8 @@ at::Tensor synced_replace_dead_codes_(const CodebookStates& states, at::TensorLi
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "synced_replace_dead_codes_(Tensor(a!)[] embed, Tensor(b!)[] embed_avg, Tensor(c!)[] "
-      "cluster_size, "
-      "Tensor(d!)[] cooldown, Tensor[] x, Tensor[] counts, Tensor[] rng, *, Tensor[] mask, "
-      "float threshold, float threshold_fraction=0, float reset_cluster_size, int cooldown_steps, "
+      "cluster_size, Tensor[] x, Tensor[] counts, Tensor[] rng, *, Tensor[] mask, "
+      "float threshold, float threshold_fraction=0, float reset_cluster_size, "
       "str metric=\"euclidean\", str group_name=\"\", str label=\"quantizer\", "
       "Tensor? offered=None, str reduction=\"exact\", Tensor? due=None, bool replace_used=False, "
       "float? most_per_token=None) -> Tensor replaced",

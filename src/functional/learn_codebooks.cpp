@@ -126,7 +126,7 @@ Message message_of(const std::vector<CodebookState>& states, const std::vector<S
     x.push_back(all[i].x);
     indices.push_back(all[i].indices);
     exponents.push_back(ops::code_exponents(wide[i]));
-    for (const auto& tensor : {states[i].cluster_size, states[i].embed_avg, states[i].cooldown})
+    for (const auto& tensor : {states[i].cluster_size, states[i].embed_avg})
       synced.state.push_back(tensor);
   }
   return message;
@@ -222,13 +222,12 @@ void replace(const std::vector<CodebookState>& states, const std::vector<StepTok
   for (const auto& level : tokens) x.push_back(level.x);
   const auto embed_avg = member_of(states, &CodebookState::embed_avg);
   const auto cluster_size = member_of(states, &CodebookState::cluster_size);
-  const auto cooldown = member_of(states, &CodebookState::cooldown);
   const auto rng = generators(states, exchanged);
   const auto replaced = options.ranks().alone()
-                            ? ops::replace_dead_codes_(wide, embed_avg, cluster_size, cooldown, x,
-                                                       counts, rng, masks_of(tokens), dead)
-                            : replace_synced({wide, embed_avg, cluster_size, cooldown}, x, tokens,
-                                             counts, rng, options, dead, exchanged);
+                            ? ops::replace_dead_codes_(wide, embed_avg, cluster_size, x, counts,
+                                                       rng, masks_of(tokens), dead)
+                            : replace_synced({wide, embed_avg, cluster_size}, x, tokens, counts,
+                                             rng, options, dead, exchanged);
   int64_t from = 0;
   Tensors own;
   for (const auto& state : states) {
@@ -489,7 +488,7 @@ void expire_codes_(const std::vector<CodebookState>& states, at::TensorList x,
   Tensors unused;
   for (size_t i = 0; i < states.size(); ++i) {
     tokens.push_back({x[i], {}, std::nullopt});
-    unused.push_back(at::zeros_like(states[i].cooldown));
+    unused.push_back(at::zeros_like(states[i].cluster_size, at::kLong));
   }
   auto dead = dead_code_options(options);
   dead.most_per_token = std::nullopt;  // all at once

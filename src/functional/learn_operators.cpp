@@ -1,5 +1,5 @@
-// The operators of learn_codebooks.h. A codebook's state is a list of five tensors:
-// embed, cluster_size, embed_avg, cooldown, replaced; with sync_every above 1, five
+// The operators of learn_codebooks.h. A codebook's state is a list of four tensors:
+// embed, cluster_size, embed_avg, replaced; with sync_every above 1, five
 // more hold kept statistics.
 #include <string_view>
 #include <tuple>

@@ -58,11 +58,11 @@ inline LearnCodebooksOptions& averages(LearnCodebooksOptions& options, double de
       .signature(std::string(signature));
 }
 
-/// Splits a list into the states of codebooks: embed, cluster_size, embed_avg, cooldown and
-/// replaced of each, followed by the tensors kept between steps, if any.
+/// Splits a list into the states of codebooks: embed, cluster_size, embed_avg and replaced
+/// of each, followed by the tensors kept between steps, if any.
 inline std::vector<CodebookState> states_of(const char* op, at::TensorList state,
                                             at::TensorList rng) {
-  constexpr size_t kTensors = 5, kWithKept = 10;
+  constexpr size_t kTensors = 4, kWithKept = 9;
   const size_t each = state.size() == kWithKept * rng.size() ? kWithKept : kTensors;
   TORCH_CHECK_VALUE(state.size() == each * rng.size() && !rng.empty(), op,
                     ": expected state to hold ", kTensors, " or ", kWithKept,
@@ -70,7 +70,7 @@ inline std::vector<CodebookState> states_of(const char* op, at::TensorList state
   std::vector<CodebookState> states;
   for (size_t i = 0; i < rng.size(); ++i) {
     const auto own = state.slice(i * each, each);
-    states.push_back({own[0], own[1], own[2], own[3], own[4], rng[i], own.slice(kTensors).vec()});
+    states.push_back({own[0], own[1], own[2], own[3], rng[i], own.slice(kTensors).vec()});
   }
   return states;
 }

@@ -57,7 +57,6 @@ inline void check_learning(const std::vector<CodebookState>& states,
   for (const auto& state : states) {
     check_averages(op, state.cluster_size, state.embed_avg, state.embed);
     detail::check_rng(op, state.rng);
-    detail::check_cooldown(op, state.cooldown, state.embed_avg);
     if (weight) check_step_weight(op, *weight, state.cluster_size);
     if (options.replaces()) check_replaced(op, state.replaced, state.embed);
   }
@@ -65,7 +64,6 @@ inline void check_learning(const std::vector<CodebookState>& states,
   detail::check_dead_code_rules(op, {.threshold = options.threshold(),
                                      .threshold_fraction = options.threshold_fraction(),
                                      .reset_cluster_size = options.reset_cluster_size(),
-                                     .cooldown_steps = 0,
                                      .replace_used = options.vqp_compat()});
 }
 

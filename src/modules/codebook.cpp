@@ -29,6 +29,11 @@ namespace {
 
 torch::Tensor flag(bool value) { return at::scalar_tensor(value, at::kBool); }
 
+/// The counters (H,) of replaced codes before any step, for cluster sizes (H, K).
+torch::Tensor no_replacements(const torch::Tensor& cluster_size) {
+  return at::zeros_like(cluster_size.select(1, 0), at::kLong);
+}
+
 }  // namespace
 
 CodebookImpl::CodebookImpl(VectorQuantizeOptions options_, bool owns_bridge)
@@ -58,8 +63,6 @@ void CodebookImpl::reset() {
   if (options.affine_param()) {
     register_affine(dim);
   }
-  cooldown =
-      register_buffer("cooldown", at::zeros({num_codebooks(), options.codebook_size()}, at::kLong));
   reset_replaced();
   rng = register_buffer("rng", detail::fresh_rng());
   if (options.sync_every() > 1) {
@@ -180,8 +183,7 @@ torch::Tensor CodebookImpl::codes() {
 }
 
 torch::Tensor CodebookImpl::wide_embed() const {
-  return functional::wide_embed({embed, cluster_size, embed_avg, cooldown, {}, rng}, options.eps(),
-                                metric());
+  return functional::wide_embed({embed, cluster_size, embed_avg, {}, rng}, options.eps(), metric());
 }
 
 void CodebookImpl::store_embed(const torch::Tensor& wide) {
@@ -211,7 +213,7 @@ CodebookImpl::borrowed_modules() const {
 // State shared by ranks ---------------------------------------------------------------------------
 
 std::vector<torch::Tensor> CodebookImpl::replicated_state() const {
-  std::vector<torch::Tensor> state{initted, cluster_size, embed_avg, cooldown, embed.detach(), rng};
+  std::vector<torch::Tensor> state{initted, cluster_size, embed_avg, embed.detach(), rng};
   if (options.affine_param() && options.sync_affine_param()) {
     for (const auto& statistics :
          {batch_mean, batch_variance, codebook_mean, codebook_variance, batch_mean_needs_init,
@@ -315,21 +317,18 @@ torch::Tensor CodebookImpl::raw_inputs(const torch::Tensor& x) const {
 torch::Tensor CodebookImpl::fresh_counts() const {
   // Codes that do not follow averages may have been given without these.
   return at::zeros({cluster_size.size(0), checked_embed().size(1)},
-                   cooldown.options().dtype(at::kLong));
+                   cluster_size.options().dtype(at::kLong));
 }
 
 functional::CodebookState CodebookImpl::state(bool learns) {
   // Threads may evaluate one module at the same time, so evaluation writes nothing.
   if (is_training()) {
     if (learns) check_averages();
-    if (cooldown.sizes() != cluster_size.sizes()) {
-      cooldown.set_data(at::zeros_like(cluster_size, at::kLong));
-    }
     replaced = replaced.to(embed.device());
   }
   const bool moved = replaced.device() != embed.device();
-  const auto count = moved ? at::zeros_like(cooldown.select(1, 0)) : replaced;
-  functional::CodebookState state{embed, cluster_size, embed_avg, cooldown, count, rng};
+  const auto count = moved ? no_replacements(cluster_size) : replaced;
+  functional::CodebookState state{embed, cluster_size, embed_avg, count, rng};
   if (keeps_statistics()) {
     state.kept = {kept_steps, kept_counts, kept_sums, kept_exponents, kept_candidates};
   }
@@ -355,7 +354,7 @@ functional::LearnCodebooksOptions CodebookImpl::learning(bool ema_update,
       .signature(ranks.alone() ? "" : signature());
 }
 
-void CodebookImpl::reset_replaced() { replaced = at::zeros_like(cooldown.select(1, 0)); }
+void CodebookImpl::reset_replaced() { replaced = no_replacements(cluster_size); }
 
 std::optional<torch::Tensor> CodebookImpl::learn(const torch::Tensor& x,
                                                  const torch::Tensor& indices,
@@ -414,7 +413,6 @@ void CodebookImpl::set_codes(const torch::Tensor& codes) {
   if (options.vqp_compat()) return;
   embed_avg.copy_(embed);
   cluster_size.fill_(1);
-  cooldown.zero_();
   initted.fill_(true);
   forget_kept();
 }
@@ -459,7 +457,7 @@ void CodebookImpl::load(torch::serialize::InputArchive& archive) {
 }
 
 bool CodebookImpl::is_optional_state(const std::string& name) {
-  return name == "rng" || name == "cooldown" || is_kept_state(name) || name.starts_with("batch_") ||
+  return name == "rng" || is_kept_state(name) || name.starts_with("batch_") ||
          name.starts_with("codebook_");
 }
 

@@ -107,6 +107,11 @@ void drop_kept(torch::nn::Module& module, State& state) {
   });
 }
 
+/// Drops a state that codebooks had before version 0.1 and nothing reads.
+void drop_retired(State& state) {
+  std::erase_if(state, [](const auto& item) { return item.first.ends_with("_codebook.cooldown"); });
+}
+
 /// For each codebook, the optional state that the checkpoint lacks.
 using Missing = std::vector<std::pair<CodebookImpl*, std::vector<std::string>>>;
 
@@ -173,6 +178,7 @@ void load_state_dict(torch::nn::Module& module, const State& state) {
     owner->check_in_place_optimizer_state(optimizers.back().second);
   }
   drop_kept(module, left);
+  drop_retired(left);
   const auto own = tensors_of(module);
   const auto missing = check_names(module, own, left);
   for (const auto& [name, tensor] : own) {

@@ -11,9 +11,9 @@ namespace {
 
 using distributed::UsageColumn;
 
-/// A counter, moved to the current device of the state; zeros before the first step.
+/// A counter, moved to the current device of the state `like`; zeros of its shape before the first step.
 at::Tensor counter(const at::Tensor& kept, const at::Tensor& like) {
-  return kept.defined() ? kept.to(like.device()) : at::zeros_like(like);
+  return kept.defined() ? kept.to(like.device()) : at::zeros_like(like, at::kLong);
 }
 
 CodebookStats row_of(const double* row) {
@@ -40,12 +40,12 @@ std::vector<CodebookStats> stats_of(const std::vector<at::Tensor>& counts,
   distributed::UsageOptions options;
   for (size_t index = 0; index < codebooks.size(); ++index) {
     const auto& state = *codebooks[index];
-    uses.push_back(counter(counts[index], state.cooldown));
+    uses.push_back(counter(counts[index], state.cluster_size));
     // Codes that were given without averages, in another number, do not follow any: none is dead.
     const bool follow = state.cluster_size.sizes() == uses.back().sizes();
     cluster_size.push_back(follow ? state.cluster_size
                                   : state.cluster_size.new_ones(uses.back().sizes()));
-    replaced.push_back(counter(state.replaced, state.cooldown.select(1, 0)));
+    replaced.push_back(counter(state.replaced, state.cluster_size.select(1, 0)));
     options.threshold.push_back(follow ? state.options.threshold_ema_dead_code() : 0);
     options.threshold_fraction.push_back(follow ? state.options.dead_code_threshold_fraction() : 0);
   }

@@ -25,22 +25,9 @@ void check_lists_of_codebooks(
   }
 }
 
-void check_cooldown(const char* op, const at::Tensor& cooldown, const at::Tensor& embed) {
-  const auto dtype = cooldown.scalar_type();
-  TORCH_CHECK_TYPE(dtype == at::kInt || dtype == at::kLong, op,
-                   ": expected cooldown to be int32 or int64, but got ", dtype);
-  check_rank(op, "cooldown", cooldown, 2, "(H, K)");
-  for (int64_t axis = 0; axis < 2; ++axis) {
-    check_size(op, "cooldown", cooldown, axis, embed.sym_size(axis), "as embed");
-  }
-  check_no_overlap(op, "cooldown", cooldown);
-  check_same_device(op, "embed", embed, "cooldown", cooldown);
-}
-
 void check_dead_code_state(const char* op, const DeadCodeState& state, const at::Tensor& counts,
                            const DeadCodeArguments& arguments) {
   check_codebook_state(op, state.cluster_size, state.embed_avg, state.embed);
-  check_cooldown(op, state.cooldown, state.embed);
   check_dtype(op, "counts", counts, at::kLong);
   check_rank(op, "counts", counts, 2, "(H, K)");
   for (int64_t axis = 0; axis < 2; ++axis) {
@@ -66,10 +53,6 @@ void check_dead_code_rules(const char* op, const DeadCodeArguments& arguments) {
     TORCH_CHECK_VALUE(*most >= 0 && *most <= kMost, op,
                       ": expected most_per_token to be in [0, 2^63], but got ", *most);
   }
-  TORCH_CHECK_VALUE(arguments.cooldown_steps >= 0 &&
-                        arguments.cooldown_steps <= std::numeric_limits<int32_t>::max(),
-                    op, ": expected cooldown_steps to be in [0, 2^31), but got ",
-                    arguments.cooldown_steps);
 }
 
 bool check_replace_dead_codes_(const DeadCodeState& state, const at::Tensor& x,
@@ -90,7 +73,6 @@ bool check_replace_dead_codes_(const CodebooksWithTokens& codebooks,
   check_lists_of_codebooks("replace_dead_codes_", codebooks.embed,
                            {{"embed_avg", codebooks.embed_avg},
                             {"cluster_size", codebooks.cluster_size},
-                            {"cooldown", codebooks.cooldown},
                             {"x", codebooks.x},
                             {"counts", codebooks.counts},
                             {"rng", codebooks.rng}});
@@ -109,26 +91,25 @@ bool check_replace_dead_codes_(const CodebooksWithTokens& codebooks,
 namespace ops {
 
 at::Tensor replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
-                               at::TensorList cluster_size, at::TensorList cooldown,
-                               at::TensorList x, at::TensorList counts, at::TensorList rng,
-                               at::TensorList mask, const DeadCodeOptions& options) {
-  using Signature =
-      at::Tensor(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
-                 at::TensorList, at::TensorList, at::TensorList, double, double, double, int64_t,
-                 std::string_view, bool, std::optional<double>);
+                               at::TensorList cluster_size, at::TensorList x, at::TensorList counts,
+                               at::TensorList rng, at::TensorList mask,
+                               const DeadCodeOptions& options) {
+  using Signature = at::Tensor(at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+                               at::TensorList, at::TensorList, at::TensorList, double, double,
+                               double, std::string_view, bool, std::optional<double>);
   static auto op = detail::op_handle<Signature>("torchvq::replace_dead_codes_");
-  return op.call(embed, embed_avg, cluster_size, cooldown, x, counts, rng, mask, options.threshold,
-                 options.threshold_fraction, options.reset_cluster_size, options.cooldown_steps,
-                 options.metric, options.replace_used, options.most_per_token);
+  return op.call(embed, embed_avg, cluster_size, x, counts, rng, mask, options.threshold,
+                 options.threshold_fraction, options.reset_cluster_size, options.metric,
+                 options.replace_used, options.most_per_token);
 }
 
 at::Tensor replace_dead_codes_(at::Tensor embed, at::Tensor embed_avg, at::Tensor cluster_size,
-                               at::Tensor cooldown, const at::Tensor& x, const at::Tensor& counts,
-                               const at::Tensor& rng, const std::optional<at::Tensor>& mask,
+                               const at::Tensor& x, const at::Tensor& counts, const at::Tensor& rng,
+                               const std::optional<at::Tensor>& mask,
                                const DeadCodeOptions& options) {
   return replace_dead_codes_(at::TensorList(embed), at::TensorList(embed_avg),
-                             at::TensorList(cluster_size), at::TensorList(cooldown),
-                             at::TensorList(x), at::TensorList(counts), at::TensorList(rng),
+                             at::TensorList(cluster_size), at::TensorList(x),
+                             at::TensorList(counts), at::TensorList(rng),
                              mask ? at::TensorList(*mask) : at::TensorList(), options);
 }
 
@@ -139,9 +120,8 @@ at::Tensor replace_dead_codes_(at::Tensor embed, at::Tensor embed_avg, at::Tenso
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "replace_dead_codes_(Tensor(a!)[] embed, Tensor(b!)[] embed_avg, Tensor(c!)[] cluster_size, "
-      "Tensor(d!)[] cooldown, "
       "Tensor[] x, Tensor[] counts, Tensor[] rng, *, Tensor[] mask, float threshold, float "
       "threshold_fraction=0, float reset_cluster_size, "
-      "int cooldown_steps, str metric=\"euclidean\", bool replace_used=False, float? "
+      "str metric=\"euclidean\", bool replace_used=False, float? "
       "most_per_token=None) -> Tensor replaced");
 }

@@ -17,7 +17,6 @@ struct CodebooksWithTokens {
   at::TensorList embed;
   at::TensorList embed_avg;
   at::TensorList cluster_size;
-  at::TensorList cooldown;
   at::TensorList x;
   at::TensorList counts;
   at::TensorList rng;
@@ -25,7 +24,7 @@ struct CodebooksWithTokens {
 
   [[nodiscard]] size_t size() const { return embed.size(); }
   [[nodiscard]] DeadCodeState state(size_t codebook) const {
-    return {embed[codebook], embed_avg[codebook], cluster_size[codebook], cooldown[codebook]};
+    return {embed[codebook], embed_avg[codebook], cluster_size[codebook]};
   }
   [[nodiscard]] std::optional<at::Tensor> mask_of(size_t codebook) const {
     return mask.empty() ? std::nullopt : std::optional(mask[codebook]);
@@ -35,9 +34,6 @@ struct CodebooksWithTokens {
 /// Checks that there is a codebook, and that each has an entry in every other list.
 void check_lists_of_codebooks(const char* op, at::TensorList embed,
                               std::initializer_list<std::pair<const char*, at::TensorList>> others);
-
-/// Checks the cool-downs (H, K) of codes (H, K, D).
-void check_cooldown(const char* op, const at::Tensor& cooldown, const at::Tensor& embed);
 
 /// Checks the parameters.
 void check_dead_code_rules(const char* op, const DeadCodeArguments& arguments);

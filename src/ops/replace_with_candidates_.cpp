@@ -45,7 +45,6 @@ void check_replace_with_candidates_(const CodebooksWithCandidates& codebooks,
   check_lists_of_codebooks(kReplaceWithCandidates, codebooks.embed,
                            {{"embed_avg", codebooks.embed_avg},
                             {"cluster_size", codebooks.cluster_size},
-                            {"cooldown", codebooks.cooldown},
                             {"keys", codebooks.keys},
                             {"rows", codebooks.rows},
                             {"counts", codebooks.counts},
@@ -61,26 +60,26 @@ void check_replace_with_candidates_(const CodebooksWithCandidates& codebooks,
 namespace ops {
 
 at::Tensor replace_with_candidates_(at::TensorList embed, at::TensorList embed_avg,
-                                    at::TensorList cluster_size, at::TensorList cooldown,
-                                    at::TensorList keys, at::TensorList rows, at::TensorList counts,
-                                    at::TensorList rng, const DeadCodeOptions& options) {
+                                    at::TensorList cluster_size, at::TensorList keys,
+                                    at::TensorList rows, at::TensorList counts, at::TensorList rng,
+                                    const DeadCodeOptions& options) {
   using Signature = at::Tensor(at::TensorList, at::TensorList, at::TensorList, at::TensorList,
-                               at::TensorList, at::TensorList, at::TensorList, at::TensorList,
-                               double, double, double, int64_t, bool, std::optional<double>);
+                               at::TensorList, at::TensorList, at::TensorList, double, double,
+                               double, bool, std::optional<double>);
   static auto op = detail::op_handle<Signature>("torchvq::replace_with_candidates_");
-  return op.call(embed, embed_avg, cluster_size, cooldown, keys, rows, counts, rng,
-                 options.threshold, options.threshold_fraction, options.reset_cluster_size,
-                 options.cooldown_steps, options.replace_used, options.most_per_token);
+  return op.call(embed, embed_avg, cluster_size, keys, rows, counts, rng, options.threshold,
+                 options.threshold_fraction, options.reset_cluster_size, options.replace_used,
+                 options.most_per_token);
 }
 
 at::Tensor replace_with_candidates_(at::Tensor embed, at::Tensor embed_avg, at::Tensor cluster_size,
-                                    at::Tensor cooldown, const at::Tensor& keys,
-                                    const at::Tensor& rows, const at::Tensor& counts,
-                                    const at::Tensor& rng, const DeadCodeOptions& options) {
+                                    const at::Tensor& keys, const at::Tensor& rows,
+                                    const at::Tensor& counts, const at::Tensor& rng,
+                                    const DeadCodeOptions& options) {
   return replace_with_candidates_(at::TensorList(embed), at::TensorList(embed_avg),
-                                  at::TensorList(cluster_size), at::TensorList(cooldown),
-                                  at::TensorList(keys), at::TensorList(rows),
-                                  at::TensorList(counts), at::TensorList(rng), options);
+                                  at::TensorList(cluster_size), at::TensorList(keys),
+                                  at::TensorList(rows), at::TensorList(counts), at::TensorList(rng),
+                                  options);
 }
 
 }  // namespace ops
@@ -90,7 +89,7 @@ at::Tensor replace_with_candidates_(at::Tensor embed, at::Tensor embed_avg, at::
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "replace_with_candidates_(Tensor(a!)[] embed, Tensor(b!)[] embed_avg, Tensor(c!)[] "
-      "cluster_size, Tensor(d!)[] cooldown, Tensor[] keys, Tensor[] rows, Tensor[] counts, "
-      "Tensor[] rng, *, float threshold, float threshold_fraction=0, float reset_cluster_size, int "
-      "cooldown_steps, bool replace_used=False, float? most_per_token=None) -> Tensor replaced");
+      "cluster_size, Tensor[] keys, Tensor[] rows, Tensor[] counts, "
+      "Tensor[] rng, *, float threshold, float threshold_fraction=0, float reset_cluster_size, "
+      "bool replace_used=False, float? most_per_token=None) -> Tensor replaced");
 }

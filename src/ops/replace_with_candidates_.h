@@ -12,7 +12,6 @@ struct CodebooksWithCandidates {
   at::TensorList embed;
   at::TensorList embed_avg;
   at::TensorList cluster_size;
-  at::TensorList cooldown;
   at::TensorList keys;
   at::TensorList rows;
   at::TensorList counts;
@@ -20,7 +19,7 @@ struct CodebooksWithCandidates {
 
   [[nodiscard]] size_t size() const { return embed.size(); }
   [[nodiscard]] DeadCodeState state(size_t codebook) const {
-    return {embed[codebook], embed_avg[codebook], cluster_size[codebook], cooldown[codebook]};
+    return {embed[codebook], embed_avg[codebook], cluster_size[codebook]};
   }
 };
 

@@ -23,14 +23,13 @@ class Step(torch.nn.Module):
             self.register_buffer(f"embed{level}", codebook(seed=level))
             self.register_buffer(f"embed_avg{level}", codebook(seed=level))
             self.register_buffer(f"cluster_size{level}", torch.full((2, 7), 0.5))
-            self.register_buffer(f"cooldown{level}", torch.zeros(2, 7, dtype=torch.long))
         self.register_buffer("rng", torch.tensor([5, 0]))
 
     def both(self, name: str) -> list[Tensor]:
         return [getattr(self, f"{name}{level}") for level in range(2)]
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        names = ("embed", "embed_avg", "cluster_size", "cooldown")
+        names = ("embed", "embed_avg", "cluster_size")
         state = [tensor for name in names for tensor in self.both(name)]
         ops.handshake_([*state, self.rng], handle=self.handle, group_name=self.name, label="step")
         indices = [ops.nearest_code(x, embed)[0] for embed in self.both("embed")]
@@ -62,14 +61,12 @@ class Step(torch.nn.Module):
             self.both("embed"),
             self.both("embed_avg"),
             self.both("cluster_size"),
-            self.both("cooldown"),
             [x.detach(), x.detach()],
             counts,
             [self.rng, self.rng + 1],
             mask=[mask],
             threshold=2.0,
             reset_cluster_size=2.0,
-            cooldown_steps=1,
             group_name=self.name,
         )
         ops.advance_rng_(self.rng, counts[0] > 0)
@@ -107,13 +104,13 @@ def test_compiled_steps_on_two_ranks_are_the_eager_steps_of_one_process(two: Ran
 
 def cases() -> dict[str, tuple[tuple[object, ...], dict[str, object]]]:
     shard, embed = make_shard("even", 0, 3), codebook()
-    size, cooldown, rng = (
+    size, counts, rng = (
         torch.full((2, 7), 0.5),
         torch.zeros(2, 7, dtype=torch.long),
         torch.tensor([1, 2]),
     )
     statistics = {"mask": [shard.mask], "state": [embed], "rng": rng}
-    dead = {"mask": [], "threshold": 2.0, "reset_cluster_size": 2.0, "cooldown_steps": 0}
+    dead = {"mask": [], "threshold": 2.0, "reset_cluster_size": 2.0}
     return {
         "synced_code_statistics": (
             ([shard.x], [shard.indices], [ops.code_exponents(embed)]),
@@ -124,9 +121,8 @@ def cases() -> dict[str, tuple[tuple[object, ...], dict[str, object]]]:
                 [embed.clone()],
                 [embed.clone()],
                 [size],
-                [cooldown],
                 [shard.x],
-                [cooldown.clone()],
+                [counts],
                 [rng],
             ),
             dead,

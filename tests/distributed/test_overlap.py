@@ -170,7 +170,7 @@ def evaluated(vq: VectorQuantize) -> Any:
 
 
 READERS: dict[str, Callable[[VectorQuantize], Any]] = {
-    **{name: held(name) for name in ("embed", "cluster_size", "embed_avg", "cooldown", "rng")},
+    **{name: held(name) for name in ("embed", "cluster_size", "embed_avg", "rng")},
     "replaced": held("replaced"),
     "initted": held("initted"),
     "codebook": lambda vq: vq.codebook.clone(),

@@ -294,7 +294,7 @@ def start(**others: Any) -> Any:
         ({"group_name": "none"}, "expected group_name to be the name of a living process group"),
         ({"indices": []}, "expected indices, and mask where there is one, for each of 1 levels"),
         ({"x": [], "indices": []}, "expected at least 1 and at most 1 levels"),
-        ({"state": []}, "expected state to hold 5 or 10 tensors"),
+        ({"state": []}, "expected state to hold 4 or 9 tensors"),
         ({"x": [torch.zeros(1, 5, 3)] * 2, "indices": [torch.zeros(1, 5)] * 2}, "at most 1 levels"),
         ({"mask": [torch.ones(2, dtype=torch.bool)]}, "expected mask"),
         ({"reduction": "half"}, "expected reduction to be"),

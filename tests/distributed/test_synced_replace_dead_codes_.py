@@ -15,7 +15,7 @@ from torch import Tensor
 
 ops = torch.ops.torchvq
 
-DEAD = {"threshold": 2.0, "threshold_fraction": 0.0, "reset_cluster_size": 2.0, "cooldown_steps": 3}
+DEAD = {"threshold": 2.0, "threshold_fraction": 0.0, "reset_cluster_size": 2.0}
 State = dict[str, list[Tensor]]
 
 
@@ -25,7 +25,6 @@ def make_state(sizes: list[int], dead: list[int]) -> State:
         "embed": [],
         "embed_avg": [],
         "cluster_size": [],
-        "cooldown": [],
         "counts": [],
         "rng": [],
     }
@@ -35,7 +34,6 @@ def make_state(sizes: list[int], dead: list[int]) -> State:
         state["embed"].append(embed)
         state["embed_avg"].append(embed * 3)
         state["cluster_size"].append(torch.where(alive, 3.0, 0.5))
-        state["cooldown"].append(torch.zeros(2, size, dtype=torch.long))
         state["counts"].append(alive.long())
         state["rng"].append(torch.tensor([5 + i, 17]))
     return state
@@ -46,7 +44,6 @@ def synced(state: State, x: list[Tensor], mask: list[Tensor], **options: Any) ->
         state["embed"],
         state["embed_avg"],
         state["cluster_size"],
-        state["cooldown"],
         x,
         state["counts"],
         state["rng"],
@@ -63,7 +60,6 @@ def one_process(
         state["embed"],
         state["embed_avg"],
         state["cluster_size"],
-        state["cooldown"],
         x,
         state["counts"],
         state["rng"],
@@ -137,17 +133,16 @@ def test_other_reductions_are_refused() -> None:
         synced(make_state([7], [3]), x, mask, reduction="half")
 
 
-def with_cooldowns(state: State, tokens: bool) -> State:
-    """A third of the codes is in cool-down. `tokens`: every code has one; otherwise none has."""
-    for cooldown, counts in zip(state["cooldown"], state["counts"], strict=True):
-        cooldown[:, ::3] = 2
+def with_counts(state: State, tokens: bool) -> State:
+    """`tokens`: every code has one; otherwise none has."""
+    for counts in state["counts"]:
         counts.fill_(int(tokens))
     return state
 
 
 def special_step(rank: int, size: int, dead: list[int], tokens: bool, used: bool) -> Any:
     shards = [make_shard("even", rank, size, seed=level) for level in range(2)]
-    state = with_cooldowns(make_state([7, 33], dead), tokens)
+    state = with_counts(make_state([7, 33], dead), tokens)
     x, mask = [shard.x for shard in shards], [shard.mask for shard in shards]
     return state, synced(state, x, mask, group_name=group_name(), replace_used=used)
 
@@ -158,7 +153,7 @@ def special_step(rank: int, size: int, dead: list[int], tokens: bool, used: bool
 def test_steps_without_tokens_and_codes_in_use(
     two: Ranks, dead: list[int], tokens: bool, used: bool
 ):
-    wanted = with_cooldowns(make_state([7, 33], dead), tokens)
+    wanted = with_counts(make_state([7, 33], dead), tokens)
     number = one_process(wanted, *batches("even", 2, 2), "euclidean", replace_used=used)
     assert (number.sum() > 0) == (sum(dead) > 0 and (used or not tokens))
     for state, replaced in two.run(special_step, 2, dead, tokens, used):
@@ -184,7 +179,7 @@ def test_only_codebooks_with_dead_codes_are_sent(two: Ranks):
     assert both[3] == 2 * 40 * (8 + 4 * 5)
 
 
-def test_cooldown_holds_on_all_ranks_over_many_steps(two: Ranks):
+def test_replacement_is_that_of_one_process_over_many_steps(two: Ranks):
     got = two.run(many_steps, 2, 30)
     wanted = many_steps(0, 1, 30)
     for state in got:
@@ -205,7 +200,7 @@ def many_steps(rank: int, size: int, steps: int) -> State:
             [indices],
             [ops.code_exponents(state["embed"][0])],
             mask=[shard.mask],
-            state=state["cluster_size"] + state["cooldown"],
+            state=state["cluster_size"],
             rng=rng,
             group_name=name,
         )

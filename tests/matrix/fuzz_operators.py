@@ -155,23 +155,23 @@ def _by_hand() -> None:
     x, indices = torch.randn(1, 6, 4), torch.zeros(1, 6, dtype=torch.long)
     rng, one = torch.tensor([1, 2]), torch.ones(1)
     counts, sums = torch.ones(1, 4), torch.randn(1, 4, 4)
-    cooldown = torch.zeros(1, 4, dtype=torch.long)
+    used = torch.zeros(1, 4, dtype=torch.long)
     codes = torch.randn(1, 4, 4)
     statistics = _ops.code_statistics(x, indices, _ops.code_exponents(codes))
     hits = statistics[0]
     keys, rows = _ops.dead_code_candidates(x, rng, 4)
     _ops.replace_with_candidates_(
-        [codes], [sums], [counts], [cooldown], [keys], [rows], [hits], [rng], threshold=2.0,
-        reset_cluster_size=1.0, cooldown_steps=1, most_per_token=0.5,
+        [codes], [sums], [counts], [keys], [rows], [hits], [rng], threshold=2.0,
+        reset_cluster_size=1.0, most_per_token=0.5,
     )  # fmt: skip
     _ops.merge_statistics(*statistics, *statistics)
     _ops.ema_update_(counts, sums, codes, *statistics, decay=0.8, eps=1e-5)
     _ops.ema_update_tokens_(
-        [counts], [sums], [codes], [cooldown], [x], [indices], mask=[], decay=0.8, eps=1e-5
+        [counts], [sums], [codes], [used], [x], [indices], mask=[], decay=0.8, eps=1e-5
     )
-    state = [codes, counts, sums, cooldown, torch.zeros(1, dtype=torch.long)]
+    state = [codes, counts, sums, torch.zeros(1, dtype=torch.long)]
     _ops.expire_codes_(state, [rng], [x], threshold=0.5, reset_cluster_size=0.5)
-    _ops.finish_step_([cooldown], [indices], [rng], counts=[], masks=[])
+    _ops.finish_step_([used], [indices], [rng], counts=[], masks=[])
     mask = torch.ones(1, 6, dtype=torch.bool)
     # In one process, modules call token_moment_loss instead.
     moments = _ops.token_moments(x.clone().requires_grad_(), mask=mask)
@@ -206,15 +206,15 @@ def _by_hand() -> None:
         cluster_size=[counts], threshold=2.0,
     )  # fmt: skip
     _ops.keep_statistics_(
-        [cooldown.new_zeros(4), cooldown.clone(), cooldown.new_zeros(2, 1, 4, 4),
-         cooldown.new_zeros(2, 1, 4, dtype=torch.int32), torch.zeros(1, 4, 5)],
-        [cooldown.clone(), cooldown.new_zeros(2, 1, 4, 4), cooldown.int(), torch.zeros(1, 4, 4)],
+        [used.new_zeros(4), used.clone(), used.new_zeros(2, 1, 4, 4),
+         used.new_zeros(2, 1, 4, dtype=torch.int32), torch.zeros(1, 4, 5)],
+        [used.clone(), used.new_zeros(2, 1, 4, 4), used.int(), torch.zeros(1, 4, 4)],
         [x], [indices], [_ops.code_exponents(codes)], mask=[], state=[codes], step=rng, rng=[rng],
         cluster_size=[counts], every=2, replaces=True,
     )  # fmt: skip
     _ops.synced_replace_dead_codes_(
-        [codes], [sums], [counts], [cooldown], [x], [hits], [rng], mask=[], threshold=2.0,
-        reset_cluster_size=1.0, cooldown_steps=1, most_per_token=0.5,
+        [codes], [sums], [counts], [x], [hits], [rng], mask=[], threshold=2.0,
+        reset_cluster_size=1.0, most_per_token=0.5,
     )  # fmt: skip
     _ops.synced_usage([hits], [counts], [one.long()], threshold=[0.0], threshold_fraction=[0.0])
     _ops.average_gradients([x], x)

@@ -323,7 +323,7 @@ def test_averages_of_buffers_leave_integers_out() -> None:
     vq = torchvq.VectorQuantize(dim=4, codebook_size=16)
     integers = {name for name, own in vq.named_buffers() if own.dtype == torch.int64}
     stored = {name for name in integers if name in vq.state_dict()}
-    assert stored == {"_codebook.rng", "_codebook.cooldown"}
+    assert stored == {"_codebook.rng"}
     assert integers - stored == {"step_counts", "_codebook.replaced"}
 
 
@@ -334,7 +334,7 @@ def test_flags_of_affine_statistics_are_all_that_the_reference_does_not_know() -
     found = theirs.load_state_dict(torchvq.VectorQuantize(**options).state_dict(), strict=False)
     assert not found.missing_keys
     flags = {"_codebook.batch_mean_needs_init", "_codebook.batch_variance_needs_init"}
-    assert set(found.unexpected_keys) == flags | {"_codebook.rng", "_codebook.cooldown"}
+    assert set(found.unexpected_keys) == flags | {"_codebook.rng"}
     assert all(PAGE.read_text().count(f"`{key}`") == 2 for key in flags)
 
 

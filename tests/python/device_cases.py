@@ -76,7 +76,7 @@ PATHS = (
 TIED_PATHS = tuple(
     part.clamp(-1, 1).round() if part.is_floating_point() else part for part in PATHS
 )
-RULES = dict(threshold=0.5, threshold_fraction=0.3, reset_cluster_size=0.5, cooldown_steps=2)
+RULES = dict(threshold=0.5, threshold_fraction=0.3, reset_cluster_size=0.5)
 
 
 def statistics(dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
@@ -88,12 +88,12 @@ def sizes() -> Tensor:
 
 
 def state() -> tuple[Tensor, ...]:
-    """embed, embed_avg, cluster_size, cooldown."""
-    return CODES.clone(), CODES * sizes().unsqueeze(-1), sizes(), integers(2, 2, 7)
+    """embed, embed_avg, cluster_size."""
+    return CODES.clone(), CODES * sizes().unsqueeze(-1), sizes()
 
 
 def averages() -> tuple[Tensor, ...]:
-    embed, embed_avg, cluster_size, _ = state()
+    embed, embed_avg, cluster_size = state()
     return cluster_size, embed_avg, embed
 
 

@@ -75,7 +75,7 @@ def statistics(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 def state() -> list[Tensor]:
     """The state of a codebook, in the order that learning operators take."""
     sizes = torch.full((2, 7), 0.3)
-    return [CODEBOOK.clone(), sizes, CODEBOOK * 0.3, integers(1, 2, 7), integers(1, 2)]
+    return [CODEBOOK.clone(), sizes, CODEBOOK * 0.3, integers(1, 2)]
 
 
 def kept(steps: int) -> list[Tensor]:

@@ -24,11 +24,10 @@ HEADS, SIZE, DIM, TOKENS = 1, 4, 3, 5
 
 
 def state(size: int = SIZE) -> list[Tensor]:
-    """embed, cluster_size, embed_avg, cooldown, replaced of a codebook."""
+    """embed, cluster_size, embed_avg, replaced of a codebook."""
     generator = torch.Generator().manual_seed(0)
     embed = torch.randn(HEADS, size, DIM, generator=generator)
-    counts = torch.zeros(HEADS, size).long(), torch.zeros(HEADS).long()
-    return [embed, torch.ones(HEADS, size), embed.clone(), *counts]
+    return [embed, torch.ones(HEADS, size), embed.clone(), torch.zeros(HEADS).long()]
 
 
 def wrong(own: list[Tensor], place: int, value: Tensor) -> list[Tensor]:
@@ -55,7 +54,7 @@ def stack(own: list[Tensor], levels: int = 2, **options: Any) -> Any:
     given: dict[str, Any] = dict(targets=[], totals=[], training=True, learns=True, finishes=True)
     counts = options.pop("counts", [COUNTS.clone() for _ in range(2)])
     return ops.residual_quantize_(
-        X, [own[0]] * levels, own, [RNG] * (len(own) // 5), counts, **(given | options)
+        X, [own[0]] * levels, own, [RNG] * (len(own) // 4), counts, **(given | options)
     )
 
 
@@ -101,14 +100,13 @@ STEPS: dict[str, tuple[list[Tensor], Call, str]] = {
     ),
     "fraction": (state(), lambda s: step(s, **DEAD, threshold_fraction=-1.0), "threshold_fraction"),
     "reset": (state(), lambda s: step(s, threshold=2.0, reset_cluster_size=float("inf")), "reset"),
-    "cooldown": (wrong(state(), 3, FLOATS), lambda s: step(s, **DEAD), "cooldown to be int32"),
     "heads of replaced": (
-        wrong(state(), 4, torch.zeros(2).long()),
+        wrong(state(), 3, torch.zeros(2).long()),
         lambda s: learn(s, **DEAD),
         "replaced to have size 1",
     ),
     "dtype of replaced": (
-        wrong(state(), 4, torch.zeros(1)),
+        wrong(state(), 3, torch.zeros(1)),
         lambda s: ops.expire_codes_(s, [RNG], [X], **DEAD),
         "replaced to be Long",
     ),

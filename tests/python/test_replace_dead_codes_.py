@@ -27,7 +27,7 @@ LIST_PATHS = {"dispatched": ops.replace_dead_codes_, "any": any_path("replace_de
 PATHS = {name: of_one_codebook(path) for name, path in LIST_PATHS.items()}
 one_codebook = PATHS["dispatched"]
 HEADS, CODES, DIM, TOKENS = 2, 8, 3, 30
-GOOD = {"threshold": 2.0, "reset_cluster_size": 3.0, "cooldown_steps": 2}
+GOOD = {"threshold": 2.0, "reset_cluster_size": 3.0}
 
 
 @pytest.fixture(params=PATHS.values(), ids=PATHS.keys())
@@ -39,7 +39,7 @@ def make_state(generator, dtype=torch.float32, dead=(1, 4, 6)):
     embed = torch.randn(HEADS, CODES, DIM, generator=generator, dtype=dtype)
     size = torch.full((HEADS, CODES), 5.0, dtype=dtype)
     size[:, list(dead)] = 0.5
-    return embed, embed * 5, size, torch.zeros(HEADS, CODES, dtype=torch.int32)
+    return embed, embed * 5, size
 
 
 def make_batch(generator, dtype=torch.float32, tokens=TOKENS):
@@ -48,6 +48,10 @@ def make_batch(generator, dtype=torch.float32, tokens=TOKENS):
     counts = torch.zeros(HEADS, CODES, dtype=torch.int64)
     counts[0, 0] = 1
     return x, counts, torch.tensor([7, 3])
+
+
+def is_replaced(state):
+    return state[2] == GOOD["reset_cluster_size"]
 
 
 def rows(tensor):
@@ -73,31 +77,16 @@ def test_replaced_codes_are_distinct_tokens_and_the_rest_stays(
         assert len(set(fresh)) == 3 and set(fresh) <= set(rows(x[h]))
     dead = [1, 4, 6]
     assert torch.equal(state[1][:, dead], state[0][:, dead] * 3)
-    assert (state[2][:, dead] == 3).all() and (state[3][:, dead] == 2).all()
+    assert (state[2][:, dead] == 3).all()
 
 
-def test_codes_in_use_cooling_down_or_above_threshold_are_never_replaced(
-    replace_dead_codes_, generator
-):
+def test_codes_in_use_or_above_threshold_are_never_replaced(replace_dead_codes_, generator):
     state = make_state(generator)
     x, counts, rng = make_batch(generator)
-    counts[:, 1], state[3][:, 4], state[2][:, 6] = 1, 1, 2.0
+    counts[:, [1, 4]], state[2][:, 6] = 1, 2.0
     before = state[0].clone()
     assert replace_dead_codes_(*state, x, counts, rng, **GOOD).tolist() == [0, 0]
     assert torch.equal(state[0], before)
-    assert state[3].sum() == 0
-
-
-def test_a_replaced_code_survives_its_cooldown(replace_dead_codes_, generator):
-    state = make_state(generator, dead=(1,))
-    history = []
-    for step in range(5):
-        x, counts, _ = make_batch(generator)
-        history.append(
-            replace_dead_codes_(*state, x, counts, torch.tensor([7, step]), **GOOD)[0].item()
-        )
-        state[2][:, 1] = 0.1
-    assert history == [1, 0, 0, 1, 0]
 
 
 def test_candidates_depend_on_the_set_of_tokens_alone(replace_dead_codes_, generator):
@@ -157,10 +146,9 @@ def test_duplicates_live_rows_masked_and_non_finite_tokens_are_no_candidates(
     replaced = replace_dead_codes_(*state, x, counts, rng, mask=mask, **GOOD)
     assert replaced.tolist() == [1, 1]
     # There is one candidate, which replaces one dead code; the others wait.
-    fresh = state[3].nonzero()
+    fresh = is_replaced(state).nonzero()
     assert fresh[:, 0].tolist() == [0, 1] and set(fresh[:, 1].tolist()) <= {1, 4, 6}
     assert rows(state[0][tuple(fresh.T)]) == [(1.0, 1.0, 1.0)] * 2
-    assert state[3].sum() == 2 * GOOD["cooldown_steps"]
 
 
 DISTINCT = {
@@ -191,7 +179,7 @@ def test_minus_zero_is_zero(replace_dead_codes_, generator):
     )
     _, counts, rng = make_batch(generator)
     assert replace_dead_codes_(*state, x, counts, rng, **GOOD).tolist() == [1, 1]
-    assert not torch.signbit(state[0][state[3] > 0]).any()
+    assert not torch.signbit(state[0][is_replaced(state)]).any()
 
 
 def test_cosine_codes_are_unit_and_never_zero(replace_dead_codes_, generator):
@@ -200,7 +188,7 @@ def test_cosine_codes_are_unit_and_never_zero(replace_dead_codes_, generator):
     x[:, 2:] = 0
     replaced = replace_dead_codes_(*state, x, counts, rng, metric="cosine", **GOOD)
     assert replaced.tolist() == [2, 2]
-    torch.testing.assert_close(state[0][state[3] > 0].norm(dim=-1), torch.ones(2 * HEADS))
+    torch.testing.assert_close(state[0][is_replaced(state)].norm(dim=-1), torch.ones(2 * HEADS))
 
 
 @pytest.mark.parametrize(("seed", "step"), [(7, 3), (-5, 2**62)])
@@ -216,7 +204,7 @@ def test_of_more_dead_codes_than_tokens_a_random_part_is_replaced(
     assert replaced.tolist() == [3, 3]
     for head in range(HEADS):
         first = sorted(range(1, CODES), key=lambda k: numbers[head * CODES + k])[:3]
-        assert state[3][head].nonzero().flatten().tolist() == sorted(first)
+        assert is_replaced(state)[head].nonzero().flatten().tolist() == sorted(first)
 
 
 @pytest.mark.parametrize(
@@ -245,40 +233,25 @@ def test_a_step_replaces_at_most_so_many_codes_for_each_token(
     numbers = expected_uniform(7, 3, 3, HEADS * CODES, 53, stream=1)
     for head, number in enumerate(wanted):
         first = sorted(range(1, CODES), key=lambda k: numbers[head * CODES + k])[:number]
-        assert state[3][head].nonzero().flatten().tolist() == sorted(first)
+        assert is_replaced(state)[head].nonzero().flatten().tolist() == sorted(first)
         assert torch.equal(state[0][head, sorted(first)], candidates[head, :number])
 
 
 @pytest.mark.parametrize("tokens", [0, 1])
 def test_few_tokens(replace_dead_codes_, tokens, generator):
     state = make_state(generator)
-    state[3][:, 0] = 4
     x, counts, rng = make_batch(generator, tokens=tokens)
     assert replace_dead_codes_(*state, x, counts, rng, **GOOD).tolist() == [tokens, tokens]
-    assert (state[3][:, 0] == 3).all()
-
-
-def test_without_tokens_cooldowns_stay(replace_dead_codes_, generator):
-    state = make_state(generator)
-    state[3][:, :3] = torch.tensor([2, 1, 0])
-    x, counts, rng = make_batch(generator)
-    counts.zero_()
-    assert replace_dead_codes_(*state, x, counts, rng, **GOOD).tolist() == [2, 2]
-    assert state[3].tolist() == [[2, 1, 0, 0, 2, 0, 2, 0]] * HEADS
-    counts[1, 7] = 1  # of another head
-    replace_dead_codes_(*state, x, counts, rng, **GOOD)
-    assert state[3].tolist() == [[1, 0, 0, 0, 1, 0, 1, 0]] * HEADS
 
 
 def test_codes_in_use_are_replaced_on_request(replace_dead_codes_, generator):
     state = make_state(generator)
     x, counts, rng = make_batch(generator)
     counts.fill_(5)
-    state[3][:, 4] = 1
     before = state[0].clone()
     replaced = replace_dead_codes_(*state, x, counts, rng, replace_used=True, **GOOD)
-    assert replaced.tolist() == [2, 2]
-    assert state[0].ne(before).any(-1).nonzero()[:, 1].tolist() == [1, 6] * HEADS
+    assert replaced.tolist() == [3, 3]
+    assert state[0].ne(before).any(-1).nonzero()[:, 1].tolist() == [1, 4, 6] * HEADS
 
 
 def codebooks_of_all_kinds(generator):
@@ -286,12 +259,12 @@ def codebooks_of_all_kinds(generator):
     kinds = [make_state(generator, dead=()), make_state(generator), make_state(generator)]
     kinds.append(make_state(generator, torch.float64, dead=range(CODES)))
     kinds.append(tuple(own[:1, :5].clone() for own in make_state(generator)))
-    kinds.append((*make_state(generator)[:3], torch.ones(HEADS, CODES, dtype=torch.long)))
+    kinds.append(make_state(generator, dead=(0,)))
     tokens = [30, 0, 2, 30, 9, 12]
     dtypes = [torch.float32, torch.float16, torch.float32, torch.float32, torch.float64] * 2
     batches = [make_batch(generator, *own) for own in zip(dtypes, tokens, strict=False)]
     calls = [(*own, *batch) for own, batch in zip(kinds, batches, strict=True)]
-    calls[4] = (*calls[4][:4], calls[4][4][:1], calls[4][5][:1, :5], torch.tensor([8, 1]))
+    calls[4] = (*calls[4][:3], calls[4][3][:1], calls[4][4][:1, :5], torch.tensor([8, 1]))
     return [list(column) for column in zip(*calls, strict=True)]
 
 
@@ -300,7 +273,7 @@ def codebooks_of_all_kinds(generator):
 def test_several_codebooks_are_one_after_the_other(path, masked, generator):
     lists = codebooks_of_all_kinds(generator)
     apart = [[own.clone() for own in column] for column in lists]
-    mask = [torch.rand(x.shape[:2], generator=generator) < 0.5 for x in lists[4]] if masked else []
+    mask = [torch.rand(x.shape[:2], generator=generator) < 0.5 for x in lists[3]] if masked else []
     wanted = [
         one_codebook(*own, mask=mask[i] if masked else None, **GOOD)
         for i, own in enumerate(zip(*apart, strict=True))
@@ -320,16 +293,16 @@ def test_candidates_of_several_codebooks_are_those_of_each(path, generator):
     apart = [[own.clone() for own in column] for column in lists]
     found = [
         ops.dead_code_candidates(x, rng, count + 1)
-        for count, (x, rng) in enumerate(zip(lists[4], lists[6], strict=True))
+        for count, (x, rng) in enumerate(zip(lists[3], lists[5], strict=True))
     ]
     keys, rows = zip(*found, strict=True)
     wanted = [
         ops.replace_with_candidates_(
-            *([own[i]] for own in (*apart[:4], keys, rows, apart[5], apart[6])), **GOOD
+            *([own[i]] for own in (*apart[:3], keys, rows, apart[4], apart[5])), **GOOD
         )
         for i in range(len(keys))
     ]
-    replaced = path(*lists[:4], keys, rows, lists[5], lists[6], **GOOD)
+    replaced = path(*lists[:3], keys, rows, lists[4], lists[5], **GOOD)
     assert torch.equal(replaced, torch.cat(wanted))
     assert 0 < replaced.count_nonzero() < len(replaced)
     for own, expected in zip(lists, apart, strict=True):
@@ -338,7 +311,7 @@ def test_candidates_of_several_codebooks_are_those_of_each(path, generator):
 
 @pytest.mark.parametrize("name", ["keys", "rows", "counts"])
 def test_lists_of_candidates_are_as_long_as_that_of_the_codes(name, generator):
-    names = ["embed", "embed_avg", "cluster_size", "cooldown", "keys", "rows", "counts", "rng"]
+    names = ["embed", "embed_avg", "cluster_size", "keys", "rows", "counts", "rng"]
     x, counts, rng = make_batch(generator)
     arguments = (*make_state(generator), *ops.dead_code_candidates(x, rng, 4), counts, rng)
     lists = {own: [tensor] for own, tensor in zip(names, arguments, strict=True)}
@@ -349,11 +322,9 @@ def test_lists_of_candidates_are_as_long_as_that_of_the_codes(name, generator):
         ops.replace_with_candidates_(**lists, **GOOD)
 
 
-@pytest.mark.parametrize(
-    "name", ["embed_avg", "cluster_size", "cooldown", "x", "counts", "rng", "mask"]
-)
+@pytest.mark.parametrize("name", ["embed_avg", "cluster_size", "x", "counts", "rng", "mask"])
 def test_lists_are_as_long_as_that_of_the_codes(name, generator):
-    names = ["embed", "embed_avg", "cluster_size", "cooldown", "x", "counts", "rng"]
+    names = ["embed", "embed_avg", "cluster_size", "x", "counts", "rng"]
     arguments = (*make_state(generator), *make_batch(generator))
     lists = {own: [tensor] for own, tensor in zip(names, arguments, strict=True)}
     lists["mask"] = [torch.ones(TOKENS, dtype=torch.bool)]
@@ -364,17 +335,17 @@ def test_lists_are_as_long_as_that_of_the_codes(name, generator):
 
 def test_no_codebook_is_an_error():
     with pytest.raises(ValueError, match="expected embed to hold at least 1 tensor"):
-        ops.replace_dead_codes_(*([] for _ in range(7)), mask=[], **GOOD)
+        ops.replace_dead_codes_(*([] for _ in range(6)), mask=[], **GOOD)
 
 
 @pytest.mark.parametrize("path", LIST_PATHS.values(), ids=LIST_PATHS.keys())
 def test_a_bad_later_codebook_changes_none(path, generator):
     lists = codebooks_of_all_kinds(generator)
     before = [[own.clone() for own in column] for column in lists]
-    lists[4][5] = lists[4][5][..., 1:]
+    lists[3][5] = lists[3][5][..., 1:]
     with pytest.raises(ValueError, match="replace_dead_codes_: expected x to have size 3"):
         path(*lists, mask=[], **GOOD)
-    for found, expected in zip(lists[:4], before, strict=False):
+    for found, expected in zip(lists[:3], before, strict=False):
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
@@ -421,12 +392,6 @@ def test_bad_arguments_are_named_and_change_nothing(replace_dead_codes_, generat
     before = tuple(t.clone() for t in state)
     x, counts, rng = make_batch(generator)
     cases = [
-        (
-            (*state[:3], state[3].float(), x, counts, rng),
-            {},
-            TypeError,
-            "expected cooldown to be int32 or int64",
-        ),
         ((*state, x[:1], counts, rng), {}, ValueError, "expected x to have size 2"),
         ((*state, x[..., 1:], counts, rng), {}, ValueError, "expected x to have size 3"),
         ((*state, x, counts.int(), rng), {}, TypeError, "expected counts to be Long"),
@@ -472,12 +437,6 @@ def test_bad_arguments_are_named_and_change_nothing(replace_dead_codes_, generat
             {"most_per_token": math.nan},
             ValueError,
             "expected most_per_token to be in",
-        ),
-        (
-            (*state, x, counts, rng),
-            {"cooldown_steps": -1},
-            ValueError,
-            "expected cooldown_steps to be in",
         ),
         ((*state, x, counts, rng), {"metric": "dot"}, ValueError, "expected metric to be"),
         (

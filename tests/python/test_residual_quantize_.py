@@ -144,7 +144,7 @@ def test_a_list_of_another_length_is_an_error():
     codes = torch.randn(1, CODES, 4)
     state = [codes.clone(), torch.ones(1, CODES), codes.clone()]
     with pytest.raises(
-        ValueError, match="residual_quantize_: expected state to hold 5 or 10 tensors for each of 1"
+        ValueError, match="residual_quantize_: expected state to hold 4 or 9 tensors for each of 1"
     ):
         torch.ops.torchvq.residual_quantize_(
             torch.randn(1, LENGTH, 4),

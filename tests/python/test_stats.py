@@ -213,8 +213,7 @@ def test_checkpoints_copies_and_casts() -> None:
     vq = VectorQuantize(DIM, 12, threshold_ema_dead_code=2)
     keys = set(vq.state_dict())
     assert keys == {
-        f"_codebook.{n}"
-        for n in ("initted", "cluster_size", "embed_avg", "embed", "cooldown", "rng")
+        f"_codebook.{n}" for n in ("initted", "cluster_size", "embed_avg", "embed", "rng")
     }
     vq(tokens())
     before = vq.stats()
@@ -389,7 +388,7 @@ def test_codes_given_in_another_number_learn_before_a_forward(codes: int, traini
     for module in (vq.train(training), like.train(training)):
         module.expire_codes_(x)
         module.update_ema_indices(x, indices)
-    for name in ("embed", "embed_avg", "cluster_size", "cooldown"):
+    for name in ("embed", "embed_avg", "cluster_size"):
         assert torch.equal(getattr(vq._codebook, name), getattr(like._codebook, name)), name
     assert vq.stats() == like.stats()
 

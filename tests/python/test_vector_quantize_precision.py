@@ -23,7 +23,7 @@ def check_state(module: VectorQuantize) -> None:
     for name, buffer in module._codebook.named_buffers(recurse=False):
         assert buffer.dtype in (*wide, torch.int64, torch.bool), name
         assert buffer.dtype.is_floating_point == (
-            name not in ("initted", "cooldown", "rng", "replaced") and "needs_init" not in name
+            name not in ("initted", "rng", "replaced") and "needs_init" not in name
         )
     assert (
         module._codebook.rng.dtype == torch.int64 and module._codebook.initted.dtype == torch.bool

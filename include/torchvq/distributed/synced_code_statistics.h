@@ -24,7 +24,7 @@ struct SyncedStatisticsOptions : SyncOptions {
   /// Default: none.
   std::vector<at::Tensor> mask;
   /// Replicated tensors that the ranks compare in the same all-reduce, by hash (cluster_size,
-  /// cooldown, embed, ...).
+  /// embed, ...).
   std::vector<at::Tensor> state;
   /// (2,), int64: seed and step, compared like state and named in errors. Default: undefined.
   at::Tensor rng;

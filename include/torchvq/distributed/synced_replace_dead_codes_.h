@@ -19,7 +19,6 @@ struct CodebookStates {
   at::TensorList embed;
   at::TensorList embed_avg;
   at::TensorList cluster_size;
-  at::TensorList cooldown;
 };
 
 /// Options of synced_replace_dead_codes_().
@@ -35,7 +34,7 @@ struct SyncedDeadCodeOptions : SyncOptions {
   /// How the candidates were sent: "exact" or "float", see SyncedStatisticsOptions.
   std::string reduction = "exact";
   /// (), bool: false if the step is one of several that are reduced later; then nothing is replaced
-  /// or sent, and cooldowns count down. Default: true.
+  /// or sent. Default: true.
   std::optional<at::Tensor> due = std::nullopt;
 };
 

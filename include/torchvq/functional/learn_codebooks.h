@@ -19,7 +19,6 @@ struct CodebookState {
   at::Tensor embed;         ///< (H, K, D), floating point: the codes
   at::Tensor cluster_size;  ///< (H, K), float32 or float64
   at::Tensor embed_avg;     ///< (H, K, D), dtype of cluster_size
-  at::Tensor cooldown;      ///< (H, K), int64
   at::Tensor replaced;      ///< (H,), int64: codes replaced since it was set to zero
   at::Tensor rng;           ///< (2,), int64: seed and step; read, not changed
   /// With sync_every above 1, the accumulated statistics: steps (4,), counts (H, K), sums (2, H,

@@ -102,8 +102,6 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
 
   /// The tensors that training changes.
   ///
-  /// In training, resizes the cool-downs to averages that were given in another number.
-  ///
   /// @param learns  whether a step may learn, which needs as many averages as codes.
   functional::CodebookState state(bool learns = true);
   /// Zeros (H, K) for the tokens of each code in a step.
@@ -166,7 +164,6 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
   torch::Tensor cluster_size;  ///< (H, K): moving average of the tokens per step and code
   torch::Tensor embed_avg;     ///< (H, K, D): moving average of the sum of the tokens of each code
   torch::Tensor embed;         ///< (H, K, D): the codes; a parameter if they learn by gradient
-  torch::Tensor cooldown;      ///< (H, K), int64: steps until a code may be replaced; 0 by itself
   torch::Tensor rng;           ///< (2,), int64: seed and step of the counter-based generator
   torch::Tensor batch_mean, batch_variance, codebook_mean,
       codebook_variance;                                           ///< (H, 1, D), with affine_param

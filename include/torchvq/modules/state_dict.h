@@ -19,7 +19,7 @@ TORCHVQ_API std::map<std::string, torch::Tensor> state_dict(const torch::nn::Mod
 
 /// Copies values into the module; each is cast to the dtype and device of the module's tensor.
 ///
-/// State that vector-quantize-pytorch does not have ("rng", "cooldown", flags of the affine
+/// State that vector-quantize-pytorch does not have ("rng", flags of the affine
 /// statistics) may be missing, and then gets its default. An in-place optimizer whose state is
 /// missing begins anew, but for Adagrad, whose state is there from its construction on.
 ///

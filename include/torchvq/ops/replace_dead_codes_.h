@@ -21,8 +21,6 @@ struct DeadCodeOptions {
   /// Cluster size of a replaced code; at least the threshold is used. A larger value lets the code
   /// live longer without tokens. Default: 2. All three are in [0, 2^63].
   double reset_cluster_size = 2;
-  /// Number of calls after a replacement in which the code is not replaced again, >= 0. Default: 0.
-  int64_t cooldown_steps = 0;
   /// "euclidean", or "cosine": tokens become codes as unit vectors, and zero tokens never become
   /// codes. Default: "euclidean".
   std::string metric = "euclidean";
@@ -36,21 +34,18 @@ struct DeadCodeOptions {
 
 /// Replaces dead codes by distinct tokens of the batch, drawn at random.
 ///
-/// Formula      dead[k] = cluster_size[k] < threshold and cooldown[k] == 0 and
-///                        (counts[k] == 0 or replace_used)
+/// Formula      dead[k] = cluster_size[k] < threshold and (counts[k] == 0 or replace_used)
 ///              candidates: distinct usable tokens by rising key, key = hash(bits of the vector,
 ///              seed, step, head), without tokens that equal a live code. Dead codes take them in
 ///              the order of their index; if there are fewer candidates than dead codes, or fewer
 ///              may be replaced, a random part of the codes takes them and the rest stay. A
 ///              replaced code: embed = token, cluster_size = reset_cluster_size, embed_avg =
-///              token * reset_cluster_size, cooldown = cooldown_steps. Other cooldowns count down
-///              by 1 to 0 if any code has a token in this step.
+///              token * reset_cluster_size.
 /// Paper        Zeghidour et al. 2021, SoundStream, arXiv:2107.03312, section III-C
 ///
-/// @param embed         (H, K, D), float32 or float64; changed in place, like the next three.
+/// @param embed         (H, K, D), float32 or float64; changed in place, like the next two.
 /// @param embed_avg     (H, K, D), dtype of embed.
 /// @param cluster_size  (H, K), dtype of embed.
-/// @param cooldown      (H, K), int32 or int64.
 /// @param x             (H, N, D), floating point: the tokens of this step.
 /// @param counts        (H, K), int64: tokens of each code in this step (of all ranks).
 /// @param rng           (2,), int64: (seed, step).
@@ -65,9 +60,8 @@ struct DeadCodeOptions {
 /// Throws       c10::ValueError for bad shapes and options, c10::TypeError for bad dtypes. Nothing
 ///              is changed then.
 TORCHVQ_API at::Tensor replace_dead_codes_(at::Tensor embed, at::Tensor embed_avg,
-                                           at::Tensor cluster_size, at::Tensor cooldown,
-                                           const at::Tensor& x, const at::Tensor& counts,
-                                           const at::Tensor& rng,
+                                           at::Tensor cluster_size, const at::Tensor& x,
+                                           const at::Tensor& counts, const at::Tensor& rng,
                                            const std::optional<at::Tensor>& mask = std::nullopt,
                                            const DeadCodeOptions& options = {});
 
@@ -78,9 +72,9 @@ TORCHVQ_API at::Tensor replace_dead_codes_(at::Tensor embed, at::Tensor embed_av
 /// @param mask  one for each codebook, or none: all tokens are real.
 /// @return      codes replaced per head, codebook after codebook, int64.
 TORCHVQ_API at::Tensor replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
-                                           at::TensorList cluster_size, at::TensorList cooldown,
-                                           at::TensorList x, at::TensorList counts,
-                                           at::TensorList rng, at::TensorList mask = {},
+                                           at::TensorList cluster_size, at::TensorList x,
+                                           at::TensorList counts, at::TensorList rng,
+                                           at::TensorList mask = {},
                                            const DeadCodeOptions& options = {});
 
 }  // namespace torchvq::ops

@@ -11,7 +11,9 @@ from torchvq._base.kept_statistics import is_stored
 from torchvq._base.random_state import restarted
 from torchvq._base.wide_buffers import WideBuffers
 
-ADDED_STATE = ("rng", "cooldown", *AFFINE_STATE, *AFFINE_FLAGS)
+ADDED_STATE = ("rng", *AFFINE_STATE, *AFFINE_FLAGS)
+# State that codebooks had before version 0.1 and nothing reads.
+_RETIRED = "cooldown"
 
 
 class AddedState(WideBuffers):
@@ -24,7 +26,10 @@ class AddedState(WideBuffers):
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
         missing: list[str] = args[1]
+        unexpected: list[str] = args[2]
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        if prefix + _RETIRED in unexpected:
+            unexpected.remove(prefix + _RETIRED)
         if is_stored(state_dict, prefix):
             lacking = {name for name in ADDED_STATE if prefix + name in missing}
             for name in lacking:

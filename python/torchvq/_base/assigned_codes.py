@@ -17,7 +17,6 @@ class AssignedCodes(nn.Module):
     embed: Tensor
     embed_avg: Tensor
     cluster_size: Tensor
-    cooldown: Tensor
     initted: Tensor
     num_codebooks: int
     codebook_size: int
@@ -67,7 +66,6 @@ class AssignedCodes(nn.Module):
                 return
             self.embed_avg.copy_(self.embed)
             self.cluster_size.fill_(1)
-            self.cooldown.zero_()
             self.initted.fill_(True)
         own._initialised = True
         own._pending = None

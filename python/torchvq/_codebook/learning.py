@@ -139,7 +139,9 @@ def in_step(codebooks: Sequence[Codebook]) -> bool:
     other steps. Compiled code cannot read the numbers and assumes that they are equal."""
     if not codebooks[0].keeps_statistics or len(codebooks) == 1 or torch.compiler.is_compiling():
         return True
-    kept = torch.stack([codebook.kept_on(codebook.cooldown.device)[0] for codebook in codebooks])
+    kept = torch.stack(
+        [codebook.kept_on(codebook.cluster_size.device)[0] for codebook in codebooks]
+    )
     return (
         not is_readable_after_wait(kept)
         or len({tuple(steps) for steps in kept[:, :2].tolist()}) == 1

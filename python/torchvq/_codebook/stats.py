@@ -37,7 +37,7 @@ def keep_counts(vq: "VectorQuantize") -> None:
 
     They are a buffer, so that compiled and exported steps can write it, but not a persistent one.
     """
-    counts = torch.zeros_like(vq._codebook.cooldown)
+    counts = torch.zeros_like(vq._codebook.cluster_size, dtype=torch.long)
     vq.register_buffer("step_counts", counts, persistent=False)
     vq.register_load_state_dict_post_hook(forget_step)  # type: ignore[no-untyped-call]
 
@@ -46,26 +46,24 @@ def keep_counts(vq: "VectorQuantize") -> None:
 @torch.inference_mode(False)
 def forget_step(vq: "VectorQuantize", _: object = None) -> None:
     """Clears the counts after a load: the loaded state has had no step, and to_empty leaves buffers uninitialised."""
-    like = vq._codebook.cooldown
+    counts = torch.zeros_like(vq._codebook.cluster_size, dtype=torch.long)
     # Past Module.__setattr__, which inspects signatures for a buffer.
-    vq._buffers["step_counts"] = torch.zeros_like(like)
+    vq._buffers["step_counts"] = counts
     # Not with the strides of a slice, for which a compiled step would be compiled again.
-    vq._codebook._buffers["replaced"] = like.new_zeros(like.shape[0])
+    vq._codebook._buffers["replaced"] = counts.new_zeros(len(counts))
 
 
 def fit_to_codes(vq: "VectorQuantize") -> None:
-    """Resizes cooldowns and step counts to codes that were assigned in another number: the reference has neither, so
-    its users assign only codes and averages, or only codes if these do not follow averages."""
+    """Resizes the step counts to codes that were assigned in another number: the reference has none, so its users
+    assign only codes and averages, or only codes if these do not follow averages."""
     codebook = vq._codebook
     codes = codebook.checked_embed()
     # A lookup through the module takes six times as long.
-    own: Any = codebook._buffers
-    sizes = own["cluster_size"]
+    sizes: Any = codebook._buffers["cluster_size"]
     counts: Any = vq._buffers["step_counts"]
     counted = len(sizes), codes.size(1)
-    if counts.shape == counted and own["cooldown"].shape == sizes.shape:
+    if counts.shape == counted:
         return
-    codebook.cooldown = torch.zeros_like(sizes, dtype=torch.long)
     forget_step(vq)
     vq.step_counts = counts.new_zeros(counted)
 

@@ -53,7 +53,7 @@ def verify_replicas(
     """Compares the state of every quantizer inside a module over the ranks that share it, bit for bit.
 
     Every rank of the group must call it, in training or not. It sends hashes, 8 bytes per tensor (two all-gathers per
-    process group), and changes nothing. Compared are the codes, moving averages, cooldowns and the generator of each
+    process group), and changes nothing. Compared are the codes, moving averages and the generator of each
     codebook, the statistics of ``affine_param`` where they are synchronised, frozen codes of SimVQ, rotations of FSQ
     and LFQ, generators of LFQ and of residual stacks that ranks share, and values that an
     ``in_place_codebook_optimizer`` of LatentQuantize moves. Left out are quantizers with ``sync_codebook=False``, and

@@ -14,38 +14,6 @@ constexpr unsigned kRowThreads = 256;
 // 16 codebooks fit the 4 KiB of arguments that a launch takes on every card.
 static_assert(sizeof(Tasks<DeadCodeTask<float>>) + sizeof(int64_t*) <= 4096);
 
-/// Returns whether a cool-down was already 0.
-template <typename Count>
-__device__ bool ticks_down(Count& cooldown, bool falls) {
-  const bool ready = cooldown == 0;
-  cooldown = cooldown > 0 ? cooldown - static_cast<Count>(falls) : 0;
-  return ready;
-}
-
-template <typename T>
-__device__ bool cools_down(const DeadCodeTask<T>& task, int64_t slot, bool falls) {
-  if (task.long_cooldown) return ticks_down(static_cast<int64_t*>(task.cooldown)[slot], falls);
-  return ticks_down(static_cast<int32_t*>(task.cooldown)[slot], falls);
-}
-
-template <typename T>
-__device__ void start_cooldown(const DeadCodeTask<T>& task, int64_t slot) {
-  if (task.long_cooldown) {
-    static_cast<int64_t*>(task.cooldown)[slot] = task.cooldown_steps;
-  } else {
-    static_cast<int32_t*>(task.cooldown)[slot] = task.cooldown_steps;
-  }
-}
-
-/// Whether any head has a token. Called by whole blocks.
-template <typename T>
-__device__ bool has_tokens(const DeadCodeTask<T>& task) {
-  const int64_t codes = task.candidates.heads * task.candidates.most;
-  int any = 0;
-  for (int64_t k = threadIdx.x; k < codes; k += kSizeThreads) any |= task.counts[k] != 0;
-  return of_block(any, [](int a, int b) { return a | b; }) != 0;
-}
-
 /// Of `dead` codes those that a step of `tokens` tokens replaces at most.
 template <typename T>
 __device__ int64_t most_replaced(const DeadCodeTask<T>& task, int64_t dead, int64_t tokens) {
@@ -59,7 +27,6 @@ template <typename T>
 __global__ void __launch_bounds__(kSizeThreads, 1) find_dead(Tasks<DeadCodeTask<T>> tasks) {
   const DeadCodeTask<T>& task = tasks.of[blockIdx.y];
   const int64_t size = task.candidates.most;
-  const bool falls = has_tokens(task);
   const uint64_t key = hash_key(task.candidates, kDeadCodeStream);
   for (int64_t head = blockIdx.x; head < task.candidates.heads; head += gridDim.x) {
     const int64_t first = head * size;
@@ -69,9 +36,8 @@ __global__ void __launch_bounds__(kSizeThreads, 1) find_dead(Tasks<DeadCodeTask<
     long long dead = 0, tokens = 0;
     for (int64_t k = threadIdx.x; k < size; k += kSizeThreads) {
       const double own = task.cluster_size[first + k];
-      const bool ready = cools_down(task, first + k, falls);
       const bool spared = !task.replace_used && task.counts[first + k] != 0;
-      const bool is_dead = ready && own < limit && !spared;
+      const bool is_dead = own < limit && !spared;
       task.order[first + k] = is_dead ? dead_code_number(key, first + k) : kBehindDeadCodes;
       dead += is_dead;
       tokens += task.counts[first + k];
@@ -188,9 +154,7 @@ __global__ void __launch_bounds__(kRowThreads) write_codes(Tasks<DeadCodeTask<T>
       task.embed[slot * dim + d] = code;
       task.embed_avg[slot * dim + d] = narrowed<T>(static_cast<double>(code * reset));
     }
-    if (lane_of_warp() != 0) continue;
-    task.cluster_size[slot] = reset;
-    start_cooldown(task, slot);
+    if (lane_of_warp() == 0) task.cluster_size[slot] = reset;
   }
 }
 

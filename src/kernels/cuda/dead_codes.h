@@ -67,13 +67,10 @@ struct DeadCodeTask {
   /// replaced; `found` is the result of the operator, the number of replaced codes.
   CandidateTask candidates;
   T *cluster_size = nullptr, *embed_avg = nullptr, *embed = nullptr;  ///< the last two with dim
-  void* cooldown = nullptr;                                           ///< (heads, most)
   const int64_t* counts = nullptr;                                    ///< (heads, most)
   double threshold = 0, threshold_fraction = 0, reset_cluster_size = 0;
   double most_per_token = 0;  ///< infinity: no limit
-  int32_t cooldown_steps = 0;
-  bool long_cooldown = false;  ///< int64; otherwise int32
-  bool replace_used = false;   ///< codes with tokens can be dead
+  bool replace_used = false;  ///< codes with tokens can be dead
   // Scratch.
   double* order = nullptr;          ///< (heads, most): see kernels/dead_code_order.h
   DeadCodeHead* of_head = nullptr;  ///< (heads,)

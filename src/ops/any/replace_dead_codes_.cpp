@@ -10,23 +10,20 @@ namespace torchvq {
 namespace {
 
 at::Tensor replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
-                               at::TensorList cluster_size, at::TensorList cooldown,
-                               at::TensorList x, at::TensorList counts, at::TensorList rng,
-                               at::TensorList mask, double threshold, double threshold_fraction,
-                               double reset_cluster_size, int64_t cooldown_steps,
+                               at::TensorList cluster_size, at::TensorList x, at::TensorList counts,
+                               at::TensorList rng, at::TensorList mask, double threshold,
+                               double threshold_fraction, double reset_cluster_size,
                                std::string_view metric, bool replace_used,
                                std::optional<double> most_per_token) {
-  const detail::CodebooksWithTokens codebooks{embed, embed_avg, cluster_size, cooldown,
-                                              x,     counts,    rng,          mask};
-  const detail::DeadCodeArguments rules{threshold,      threshold_fraction, reset_cluster_size,
-                                        cooldown_steps, replace_used,       most_per_token};
+  const detail::CodebooksWithTokens codebooks{embed, embed_avg, cluster_size, x, counts, rng, mask};
+  const detail::DeadCodeArguments rules{threshold, threshold_fraction, reset_cluster_size,
+                                        replace_used, most_per_token};
   const bool unit = detail::check_replace_dead_codes_(codebooks, rules, metric);
   std::vector<at::Tensor> replaced;
   for (size_t i = 0; i < codebooks.size(); ++i) {
     const auto state = codebooks.state(i);
     const auto codes = detail::find_dead_codes(state, counts[i], rules);
     const auto most = detail::most_replaced(codes.dead, counts[i], rules);
-    detail::count_down(state.cooldown, counts[i]);
     const auto [keys, rows] =
         detail::select_candidates(x[i], rng[i], embed[i].size(1), codebooks.mask_of(i), unit);
     replaced.push_back(detail::replace_codes(state, codes, most, keys, rows, rng[i], rules));

@@ -92,7 +92,7 @@ at::Tensor as_indices(const std::vector<int64_t>& values) {
 /// Gives the codes `taken` of head h the candidates at `positions`.
 void write_codes(const DeadCodeState& state, int64_t h, const at::Tensor& taken,
                  const at::Tensor& rows, const at::Tensor& positions,
-                 const at::Tensor& sizes_of_replaced, int64_t cooldown_steps) {
+                 const at::Tensor& sizes_of_replaced) {
   // Adding 0 turns -0 into +0, which have one key.
   const auto codes =
       narrowed(rows[h].index_select(0, positions).add_(0), state.embed.scalar_type());
@@ -102,7 +102,6 @@ void write_codes(const DeadCodeState& state, int64_t h, const at::Tensor& taken,
   state.embed_avg[h].index_copy_(
       0, taken, (codes * size).clamp_(-bound, bound).to(state.embed_avg.scalar_type()));
   state.cluster_size[h].index_fill_(0, taken, size[0]);
-  state.cooldown[h].index_fill_(0, taken, cooldown_steps);
 }
 
 }  // namespace
@@ -131,8 +130,7 @@ at::Tensor replace_codes_on_cpu(const DeadCodeState& state, const DeadCodes& cod
     const auto positions = first_candidates(head, most.const_data_ptr<int64_t>()[h]);
     if (positions.empty()) continue;
     draw(taken, std::ssize(positions), key, h * size);
-    write_codes(state, h, as_indices(taken), rows, as_indices(positions), sizes_of_replaced,
-                arguments.cooldown_steps);
+    write_codes(state, h, as_indices(taken), rows, as_indices(positions), sizes_of_replaced);
     replaced.mutable_data_ptr<int64_t>()[h] = std::ssize(taken);
   }
   return replaced;

@@ -18,7 +18,6 @@ at::Tensor replace_in(const detail::CodebooksWithTokens& codebooks, size_t i,
   const auto state = codebooks.state(i);
   const auto &counts = codebooks.counts[i], &rng = codebooks.rng[i];
   const auto codes = detail::find_dead_codes(state, counts, rules);
-  detail::count_down(state.cooldown, counts);
   // Most steps have no dead code; on CPU the check needs no synchronisation.
   if (!codes.dead.any().item<bool>()) return counts.new_zeros({counts.size(0)});
   const auto rows = detail::rows_as_codes(codebooks.x[i], unit);
@@ -28,16 +27,14 @@ at::Tensor replace_in(const detail::CodebooksWithTokens& codebooks, size_t i,
 }
 
 at::Tensor replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
-                               at::TensorList cluster_size, at::TensorList cooldown,
-                               at::TensorList x, at::TensorList counts, at::TensorList rng,
-                               at::TensorList mask, double threshold, double threshold_fraction,
-                               double reset_cluster_size, int64_t cooldown_steps,
+                               at::TensorList cluster_size, at::TensorList x, at::TensorList counts,
+                               at::TensorList rng, at::TensorList mask, double threshold,
+                               double threshold_fraction, double reset_cluster_size,
                                std::string_view metric, bool replace_used,
                                std::optional<double> most_per_token) {
-  const detail::CodebooksWithTokens codebooks{embed, embed_avg, cluster_size, cooldown,
-                                              x,     counts,    rng,          mask};
-  const detail::DeadCodeArguments rules{threshold,      threshold_fraction, reset_cluster_size,
-                                        cooldown_steps, replace_used,       most_per_token};
+  const detail::CodebooksWithTokens codebooks{embed, embed_avg, cluster_size, x, counts, rng, mask};
+  const detail::DeadCodeArguments rules{threshold, threshold_fraction, reset_cluster_size,
+                                        replace_used, most_per_token};
   const bool unit = detail::check_replace_dead_codes_(codebooks, rules, metric);
   std::vector<at::Tensor> replaced;
   for (size_t i = 0; i < codebooks.size(); ++i)

@@ -85,9 +85,9 @@ class CudaRepairedCodebook {
                        const at::Tensor& counts, const at::Tensor& rng, at::Tensor replaced)
       : candidates(x, rng, state.embed.size(1), state.embed.size(1), std::move(replaced),
                    state.embed.size(1) + kWordsOfHead + 1),  // order, of_head, wanted
-        given_{state.cluster_size, state.embed_avg, state.embed, state.cooldown},
+        given_{state.cluster_size, state.embed_avg, state.embed},
         counts_(counts.contiguous()) {
-    for (size_t i = 0; i < 4; ++i) own_[i] = given_[i].contiguous();
+    for (size_t i = 0; i < own_.size(); ++i) own_[i] = given_[i].contiguous();
     order_ = reinterpret_cast<double*>(candidates.take(state.embed.size(1)));
     of_head_ = reinterpret_cast<cuda_dead::DeadCodeHead*>(candidates.take(kWordsOfHead));
     candidates.task.wanted = candidates.take(1);
@@ -100,13 +100,10 @@ class CudaRepairedCodebook {
     task.cluster_size = own_[0].mutable_data_ptr<T>();
     task.embed_avg = own_[1].mutable_data_ptr<T>();
     task.embed = own_[2].mutable_data_ptr<T>();
-    task.cooldown = own_[3].mutable_data_ptr();
-    task.long_cooldown = own_[3].scalar_type() == at::kLong;
     task.counts = counts_.const_data_ptr<int64_t>();
     task.threshold = arguments.threshold;
     task.threshold_fraction = arguments.threshold_fraction;
     task.reset_cluster_size = arguments.reset_cluster_size;
-    task.cooldown_steps = static_cast<int32_t>(arguments.cooldown_steps);
     task.replace_used = arguments.replace_used;
     task.most_per_token =
         arguments.most_per_token.value_or(std::numeric_limits<double>::infinity());
@@ -115,7 +112,7 @@ class CudaRepairedCodebook {
   }
 
   void store() const {
-    for (size_t i = 0; i < 4; ++i)
+    for (size_t i = 0; i < own_.size(); ++i)
       if (!own_[i].is_same(given_[i])) given_[i].copy_(own_[i]);
   }
 
@@ -130,7 +127,7 @@ class CudaRepairedCodebook {
  private:
   static constexpr int64_t kWordsOfHead = sizeof(cuda_dead::DeadCodeHead) / sizeof(int64_t);
 
-  std::array<at::Tensor, 4> given_, own_;  // cluster_size, embed_avg, embed, cooldown
+  std::array<at::Tensor, 3> given_, own_;  // cluster_size, embed_avg, embed
   at::Tensor counts_;
   double* order_;
   cuda_dead::DeadCodeHead* of_head_;
@@ -175,16 +172,14 @@ at::Tensor cuda_replace_in_all(const char* op, at::TensorList embed,
 }
 
 at::Tensor cuda_replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
-                                    at::TensorList cluster_size, at::TensorList cooldown,
-                                    at::TensorList x, at::TensorList counts, at::TensorList rng,
-                                    at::TensorList mask, double threshold,
-                                    double threshold_fraction, double reset_cluster_size,
-                                    int64_t cooldown_steps, std::string_view metric,
+                                    at::TensorList cluster_size, at::TensorList x,
+                                    at::TensorList counts, at::TensorList rng, at::TensorList mask,
+                                    double threshold, double threshold_fraction,
+                                    double reset_cluster_size, std::string_view metric,
                                     bool replace_used, std::optional<double> most_per_token) {
-  const detail::DeadCodeArguments rules{threshold,      threshold_fraction, reset_cluster_size,
-                                        cooldown_steps, replace_used,       most_per_token};
-  const detail::CodebooksWithTokens all{embed, embed_avg, cluster_size, cooldown,
-                                        x,     counts,    rng,          mask};
+  const detail::DeadCodeArguments rules{threshold, threshold_fraction, reset_cluster_size,
+                                        replace_used, most_per_token};
+  const detail::CodebooksWithTokens all{embed, embed_avg, cluster_size, x, counts, rng, mask};
   const bool unit = detail::check_replace_dead_codes_(all, rules, metric);
   const auto make = [&](size_t i, at::Tensor replaced) {
     CudaRepairedCodebook own(all.state(i), x[i], counts[i], rng[i], std::move(replaced));
@@ -196,16 +191,15 @@ at::Tensor cuda_replace_dead_codes_(at::TensorList embed, at::TensorList embed_a
 }
 
 at::Tensor cuda_replace_with_candidates_(at::TensorList embed, at::TensorList embed_avg,
-                                         at::TensorList cluster_size, at::TensorList cooldown,
-                                         at::TensorList keys, at::TensorList rows,
-                                         at::TensorList counts, at::TensorList rng,
-                                         double threshold, double threshold_fraction,
-                                         double reset_cluster_size, int64_t cooldown_steps,
+                                         at::TensorList cluster_size, at::TensorList keys,
+                                         at::TensorList rows, at::TensorList counts,
+                                         at::TensorList rng, double threshold,
+                                         double threshold_fraction, double reset_cluster_size,
                                          bool replace_used, std::optional<double> most_per_token) {
-  const detail::DeadCodeArguments rules{threshold,      threshold_fraction, reset_cluster_size,
-                                        cooldown_steps, replace_used,       most_per_token};
-  const detail::CodebooksWithCandidates all{embed, embed_avg, cluster_size, cooldown,
-                                            keys,  rows,      counts,       rng};
+  const detail::DeadCodeArguments rules{threshold, threshold_fraction, reset_cluster_size,
+                                        replace_used, most_per_token};
+  const detail::CodebooksWithCandidates all{embed, embed_avg, cluster_size, keys,
+                                            rows,  counts,    rng};
   detail::check_replace_with_candidates_(all, rules);
   const auto make = [&](size_t i, at::Tensor replaced) {
     CudaRepairedCodebook own(all.state(i), rows[i], counts[i], rng[i], std::move(replaced));

@@ -6,16 +6,14 @@ namespace torchvq {
 namespace {
 
 at::Tensor replace_dead_codes_(at::TensorList embed, at::TensorList embed_avg,
-                               at::TensorList cluster_size, at::TensorList cooldown,
-                               at::TensorList x, at::TensorList counts, at::TensorList rng,
-                               at::TensorList mask, double threshold, double threshold_fraction,
-                               double reset_cluster_size, int64_t cooldown_steps,
+                               at::TensorList cluster_size, at::TensorList x, at::TensorList counts,
+                               at::TensorList rng, at::TensorList mask, double threshold,
+                               double threshold_fraction, double reset_cluster_size,
                                std::string_view metric, bool replace_used,
                                std::optional<double> most_per_token) {
-  const detail::CodebooksWithTokens codebooks{embed, embed_avg, cluster_size, cooldown,
-                                              x,     counts,    rng,          mask};
-  const detail::DeadCodeArguments rules{threshold,      threshold_fraction, reset_cluster_size,
-                                        cooldown_steps, replace_used,       most_per_token};
+  const detail::CodebooksWithTokens codebooks{embed, embed_avg, cluster_size, x, counts, rng, mask};
+  const detail::DeadCodeArguments rules{threshold, threshold_fraction, reset_cluster_size,
+                                        replace_used, most_per_token};
   detail::check_replace_dead_codes_(codebooks, rules, metric);
   c10::SymInt heads = 0;
   for (const auto& own : embed) heads = heads + own.sym_size(0);

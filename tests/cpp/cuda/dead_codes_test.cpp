@@ -37,26 +37,23 @@ constexpr int64_t kNoKey = std::numeric_limits<int64_t>::max();
 at::Tensor example_rng() { return at::tensor({int64_t{11}, int64_t{5}}); }
 
 struct State {
-  at::Tensor embed, embed_avg, cluster_size, cooldown, counts;
+  at::Tensor embed, embed_avg, cluster_size, counts;
 
-  /// A third of the codes is dead; another third is small, but in cool-down or with tokens.
-  State(int64_t heads, int64_t size, int64_t dim, at::ScalarType dtype = at::kFloat,
-        at::ScalarType steps = at::kInt) {
+  /// Nearly half of the codes is dead; others are small, but have tokens.
+  State(int64_t heads, int64_t size, int64_t dim, at::ScalarType dtype = at::kFloat) {
     embed = at::randn({heads, size, dim}).to(dtype);
     embed_avg = at::randn({heads, size, dim}).to(dtype);
     cluster_size = at::rand({heads, size}).to(dtype) * 3;
-    cooldown = at::randint(0, 4, {heads, size}, at::kLong).sub(2).clamp_min(0).to(steps);
     counts = at::randint(0, 3, {heads, size}, at::kLong).sub(1).clamp_min(0);
   }
   State clone() const {
     auto copy = *this;
     copy.embed = embed.clone(), copy.embed_avg = embed_avg.clone();
-    copy.cluster_size = cluster_size.clone(), copy.cooldown = cooldown.clone();
+    copy.cluster_size = cluster_size.clone();
     return copy;
   }
   void all_dead() {
     cluster_size.mul_(0.1);
-    cooldown.zero_();
     counts.zero_();
   }
 };
@@ -65,7 +62,6 @@ void expect_same_state(const State& actual, const State& expected) {
   expect_same(actual.embed, expected.embed);
   expect_same(actual.embed_avg, expected.embed_avg);
   expect_same(actual.cluster_size, expected.cluster_size);
-  expect_same(actual.cooldown, expected.cooldown);
 }
 
 /// Runs `replace(state)` on the CPU, and emulated in two orders of threads.
@@ -83,13 +79,13 @@ at::Tensor expect_cpu_state(const State& start, const Replace& replace) {
 
 /// Returns the number of replaced codes.
 int64_t expect_cpu_step(const State& start, const at::Tensor& x,
-                        const ops::DeadCodeOptions& options = {.cooldown_steps = 2},
+                        const ops::DeadCodeOptions& options = {},
                         const std::optional<at::Tensor>& mask = std::nullopt) {
   return expect_cpu_state(start,
                           [&](State& state) {
-                            return ops::replace_dead_codes_(
-                                state.embed, state.embed_avg, state.cluster_size, state.cooldown, x,
-                                state.counts, example_rng(), mask, options);
+                            return ops::replace_dead_codes_(state.embed, state.embed_avg,
+                                                            state.cluster_size, x, state.counts,
+                                                            example_rng(), mask, options);
                           })
       .sum()
       .item<int64_t>();
@@ -101,9 +97,9 @@ TEST(CudaDeadCodes, TypesMetricsAndWidths) {
     for (const auto tokens : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
       for (const auto metric : {"euclidean", "cosine"}) {
         for (const int64_t dim : {1, 5, 70}) {
-          const State state(2, 21, dim, dtype, dim == 5 ? at::kLong : at::kInt);
+          const State state(2, 21, dim, dtype);
           const auto x = at::randn({2, 40, dim}).to(tokens);
-          EXPECT_GT(expect_cpu_step(state, x, {.cooldown_steps = 2, .metric = metric}), 0);
+          EXPECT_GT(expect_cpu_step(state, x, {.metric = metric}), 0);
         }
       }
     }
@@ -113,10 +109,10 @@ TEST(CudaDeadCodes, TypesMetricsAndWidths) {
 TEST(CudaDeadCodes, ManyCodesManyTokensLongRows) {
   at::manual_seed(2);
   EXPECT_GT(expect_cpu_step(State(1, 1100, 2), at::randn({1, 900, 2})), 0);
-  EXPECT_GT(expect_cpu_step(State(1, 3, 2), at::randn({1, 5000, 2})), 0);
   EXPECT_GT(expect_cpu_step(State(1, 9, 512), at::randn({1, 20, 512})), 0);
-  State one(1, 1, 4);
-  one.all_dead();
+  State few(1, 3, 2), one(1, 1, 4);
+  few.all_dead(), one.all_dead();
+  EXPECT_EQ(expect_cpu_step(few, at::randn({1, 5000, 2})), 3);
   EXPECT_EQ(expect_cpu_step(one, at::randn({1, 300, 4})), 1);
 }
 
@@ -170,11 +166,9 @@ TEST(CudaDeadCodes, Thresholds) {
   for (const double fraction : {0.0, 0.1, 0.9, 3.0}) {
     for (const double threshold : {0.0, 0.5, 100.0}) {
       for (const double reset : {0.0, 2.0}) {
-        expect_cpu_step(state, x,
-                        {.threshold = threshold,
-                         .threshold_fraction = fraction,
-                         .reset_cluster_size = reset,
-                         .cooldown_steps = 1});
+        expect_cpu_step(
+            state, x,
+            {.threshold = threshold, .threshold_fraction = fraction, .reset_cluster_size = reset});
       }
     }
   }
@@ -209,11 +203,11 @@ TEST(CudaDeadCodes, StridedStateAndTokens) {
     return x.transpose(0, -1).clone().transpose(0, -1);
   };
   strided.embed = turned(state.embed), strided.embed_avg = turned(state.embed_avg);
-  strided.cluster_size = turned(state.cluster_size), strided.cooldown = turned(state.cooldown);
+  strided.cluster_size = turned(state.cluster_size);
   const auto x = at::randn({6, 2, 10}).permute({1, 2, 0});
   const auto step = [&](State& one) {
-    return ops::replace_dead_codes_(one.embed, one.embed_avg, one.cluster_size, one.cooldown, x,
-                                    one.counts, example_rng());
+    return ops::replace_dead_codes_(one.embed, one.embed_avg, one.cluster_size, x, one.counts,
+                                    example_rng());
   };
   const auto replaced = step(state);
   expect_same(emulated({}, [&] { return step(strided); }), replaced);
@@ -249,9 +243,8 @@ int64_t expect_cpu_offers(const State& start, const Offers& offers) {
   return expect_cpu_state(start,
                           [&](State& state) {
                             return ops::replace_with_candidates_(
-                                state.embed, state.embed_avg, state.cluster_size, state.cooldown,
-                                offers.keys, offers.rows, state.counts, example_rng(),
-                                {.cooldown_steps = 3});
+                                state.embed, state.embed_avg, state.cluster_size, offers.keys,
+                                offers.rows, state.counts, example_rng());
                           })
       .sum()
       .item<int64_t>();
@@ -296,14 +289,13 @@ struct Codebooks {
   std::vector<State> states;
   std::vector<at::Tensor> x, mask;
   std::vector<at::Tensor> keys = {};  // if any, x are candidates with these keys
-  ops::DeadCodeOptions options = {.cooldown_steps = 2};
+  ops::DeadCodeOptions options = {};
 
   /// Codebooks of several sizes with several numbers of tokens, some of them without dead codes or
   /// without tokens.
   explicit Codebooks(int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
-      states.emplace_back(1 + i % 2, 9 + i % 3 * 7, 5, at::kFloat,
-                          i % 2 == 1 ? at::kInt : at::kLong);
+      states.emplace_back(1 + i % 2, 9 + i % 3 * 7, 5, at::kFloat);
       x.push_back(at::randn({1 + i % 2, i % 6 == 3 ? 0 : 4 + i % 5 * 9, 5}));
       if (i % 4 == 0) states.back().all_dead();
       if (i % 4 == 1) states.back().counts.fill_(1);
@@ -324,12 +316,12 @@ struct Codebooks {
     const std::vector<at::Tensor> rng(states.size(), example_rng());
     if (!keys.empty()) {
       return ops::replace_with_candidates_(all(&State::embed), all(&State::embed_avg),
-                                           all(&State::cluster_size), all(&State::cooldown), keys,
-                                           x, all(&State::counts), rng, options);
+                                           all(&State::cluster_size), keys, x, all(&State::counts),
+                                           rng, options);
     }
     return ops::replace_dead_codes_(all(&State::embed), all(&State::embed_avg),
-                                    all(&State::cluster_size), all(&State::cooldown), x,
-                                    all(&State::counts), rng, mask, options);
+                                    all(&State::cluster_size), x, all(&State::counts), rng, mask,
+                                    options);
   }
   /// Returns the number of replaced codes.
   int64_t expect_cpu_bits() const {
@@ -398,23 +390,11 @@ TEST(CudaDeadCodes, OneOfSeveralCodebooksIsStrided) {
   at::manual_seed(16);
   Codebooks codebooks(3);
   auto& state = codebooks.states[2];
-  for (auto* tensor : {&state.embed, &state.embed_avg, &state.cluster_size, &state.cooldown})
+  for (auto* tensor : {&state.embed, &state.embed_avg, &state.cluster_size})
     *tensor = tensor->transpose(0, -1).clone().transpose(0, -1);
   const Codebooks expected = codebooks.clone();
   expect_same(emulated({}, [&] { return codebooks.step(); }), expected.step());
   expect_same_state(state, expected.states[2]);
-}
-
-TEST(CudaDeadCodes, CooldownsStayWithoutTokensInAnyHead) {
-  at::manual_seed(17);
-  Codebooks codebooks(4);
-  for (auto& state : codebooks.states) state.counts.zero_(), state.cooldown.fill_(3);
-  codebooks.expect_cpu_bits();
-  const Codebooks actual = codebooks.clone();
-  actual.states[1].counts[1][4] = 1;  // of the second head
-  emulated({}, [&] { return actual.step(); });
-  EXPECT_TRUE(actual.states[1].cooldown.eq(2).all().item<bool>());
-  EXPECT_TRUE(actual.states[3].cooldown.eq(3).all().item<bool>());
 }
 
 TEST(CudaDeadCodes, CodesInUseOnRequest) {
@@ -433,7 +413,7 @@ TEST(CudaDeadCodes, AtMostSoManyForEachToken) {
   state.counts[0][3] = 5, state.counts[1][7] = 60;
   const auto x = at::randn({2, 50, 3});
   for (const auto& [most, replaced] : {std::pair{0.5, 3 + 30}, {0.01, 1 + 1}, {0.0, 0}, {1e18, 78}})
-    EXPECT_EQ(expect_cpu_step(state, x, {.cooldown_steps = 1, .most_per_token = most}), replaced);
+    EXPECT_EQ(expect_cpu_step(state, x, {.most_per_token = most}), replaced);
   for (const int64_t counts : {0, -5}) {
     state.counts.fill_(counts);
     EXPECT_EQ(expect_cpu_step(state, x, {.replace_used = true, .most_per_token = 0.5}), 0);

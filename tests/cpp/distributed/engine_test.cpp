@@ -74,16 +74,15 @@ TEST(Engine, KmeansOfRanksIsThatOfOneProcess) {
 }
 
 struct State {
-  torch::Tensor embed = codebook(), embed_avg = codebook(), cluster_size = torch::full({2, 3}, 0.5),
-                cooldown = torch::zeros({2, 3}, torch::kLong);
+  torch::Tensor embed = codebook(), embed_avg = codebook(), cluster_size = torch::full({2, 3}, 0.5);
 };
 
 at::Tensor replace(State& state, const torch::Tensor& x, const std::string& name) {
   SyncedDeadCodeOptions options;
   options.group_name = name;
-  return synced_replace_dead_codes_(
-      {state.embed, state.embed_avg, state.cluster_size, state.cooldown}, {x},
-      {torch::zeros({2, 3}, torch::kLong)}, {torch::tensor({7, 0}, torch::kLong)}, options);
+  return synced_replace_dead_codes_({state.embed, state.embed_avg, state.cluster_size}, {x},
+                                    {torch::zeros({2, 3}, torch::kLong)},
+                                    {torch::tensor({7, 0}, torch::kLong)}, options);
 }
 
 TEST(Engine, DeadCodesOfRanksAreThoseOfOneProcess) {

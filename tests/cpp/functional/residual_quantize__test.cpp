@@ -43,11 +43,7 @@ struct Stack {
 
 F::CodebookState make_state(int64_t seed) {
   const auto codes = at::randn({1, kCodes, kDim}, at::kDouble);
-  return {codes,
-          at::ones({1, kCodes}, at::kDouble),
-          codes.clone(),
-          at::zeros({1, kCodes}, at::kLong),
-          at::zeros({1}, at::kLong),
+  return {codes, at::ones({1, kCodes}, at::kDouble), codes.clone(), at::zeros({1}, at::kLong),
           at::tensor({seed, int64_t{0}})};
 }
 

@@ -284,7 +284,6 @@ TEST(RefusedCallsTest, ListsOfAnotherLengthThanTheStates) {
   state.embed = at::randn({1, 8, 4});
   state.embed_avg = state.embed.clone();
   state.cluster_size = at::ones({1, 8});
-  state.cooldown = at::zeros({1, 8}, at::kLong);
   state.replaced = at::zeros({1}, at::kLong);
   state.rng = at::zeros({2}, at::kLong);
   const F::StepTokens tokens{at::randn({1, 20, 4}), at::randint(8, {1, 20}, at::kLong),

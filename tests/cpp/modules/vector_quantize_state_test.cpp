@@ -31,9 +31,8 @@ TEST(VectorQuantizeStateTest, NamesAreThoseOfPython) {
     for (const auto& [name, value] : state_dict(*module)) result.insert(name);
     return result;
   };
-  const std::set<std::string> plain = {"_codebook.cluster_size", "_codebook.cooldown",
-                                       "_codebook.embed",        "_codebook.embed_avg",
-                                       "_codebook.initted",      "_codebook.rng"};
+  const std::set<std::string> plain = {"_codebook.cluster_size", "_codebook.embed",
+                                       "_codebook.embed_avg", "_codebook.initted", "_codebook.rng"};
   EXPECT_EQ(names(options()), plain);
   EXPECT_TRUE(names(options().affine_param(true)).contains("_codebook.batch_mean_needs_init"));
   const auto norm = names(configurations().at("norm"));
@@ -139,8 +138,7 @@ TEST(VectorQuantizeStateTest, CheckpointOfTheReferenceLoads) {
   auto source = make(options().affine_param(true));
   train(source, 0, 2);
   auto state = state_of(source);
-  for (const auto* name :
-       {"rng", "cooldown", "batch_mean_needs_init", "batch_variance_needs_init"}) {
+  for (const auto* name : {"rng", "batch_mean_needs_init", "batch_variance_needs_init"}) {
     state.erase(std::string("_codebook.") + name);
   }
   auto module = make(options().affine_param(true), 7);
@@ -151,6 +149,16 @@ TEST(VectorQuantizeStateTest, CheckpointOfTheReferenceLoads) {
   EXPECT_FALSE(module->codebook_state->batch_mean_needs_init.item<bool>());
   EXPECT_EQ(module->codebook_state->rng[0].item<int64_t>(), seed);
   EXPECT_EQ(module->codebook_state->rng[1].item<int64_t>(), 0);
+}
+
+TEST(VectorQuantizeStateTest, AStateThatCodebooksNoLongerHaveIsLeftOut) {
+  auto source = make(options());
+  train(source, 0, 1);
+  auto state = state_of(source);
+  state["_codebook.cooldown"] = at::zeros({1, 8}, at::kLong);
+  auto module = make(options(), 7);
+  load_state_dict(*module, state);
+  expect_same_state(state_of(module), state_of(source));
 }
 
 TEST(VectorQuantizeStateTest, WrongCheckpointsAreNamedAndLeaveTheModule) {
