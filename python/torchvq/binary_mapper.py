@@ -35,9 +35,25 @@ class BinaryMapper(NoisyModule):
             gradient ignores the temperature. Default: set by ``TORCHVQ_COMPAT``.
 
     Raises:
-        ValueError: an option out of range.
+        ValueError: an option out of range. TypeError: an option of a wrong type.
 
     State: ``rng`` (2,), int64, seed and step of the draws; a checkpoint without it loads with ``strict=True``.
+
+    Gradient: that of the probability of each code, ``prod_h p_h^b_h (1 - p_h)^(1 - b_h)``, from the one-hot output to
+    the logits, in training unless a call says otherwise; the loss has its own gradient.
+
+    Dtypes: logits of any floating dtype but float8. Codes have that dtype, indices are int64, the loss is float32
+    (float64 for float64).
+
+    Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
+
+    Example:
+        >>> mapper = BinaryMapper(bits=8)
+        >>> one_hot, indices, loss = mapper(torch.randn(1, 1024, 8), return_indices=True)
+        >>> one_hot.shape, indices.shape, loss.shape
+        (torch.Size([1, 1024, 256]), torch.Size([1, 1024]), torch.Size([]))
+        >>> torch.equal(one_hot.argmax(-1), indices)
+        True
     """
 
     def __init__(

@@ -74,7 +74,7 @@ class Codebook(
     reset_cluster_size: float
     manual_ema_update: bool
     overlap_sync: bool
-    # Kept here, where the reference has them, for its users who set them while they train.
+    # Attributes of the codebook because they are in the reference, whose users set them there while they train.
     ema_update: bool
     sample_codebook_temp: float
 

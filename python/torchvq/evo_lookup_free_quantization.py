@@ -61,6 +61,28 @@ class EvoLFQ(RandomState):
 
     State: that of its modules, and ``rng`` (2,), seed and step of the counter-based generator: a search resumed from a
     checkpoint continues with the same bits. The seed is drawn at construction. Every draw counts a step.
+
+    Shapes: ``B`` batch, ``*`` positions, ``C`` = ``num_codebooks``, ``D`` = log2(codebook_size) bits.
+
+    Gradient: ``forward`` has that of ``LFQ`` in training; populations and fitness have none.
+
+    Dtypes: each network gets its input in the dtype of its weights; populations that the class makes are float32,
+    and those of another numeric dtype keep it.
+
+    Raises:
+        ValueError: an option out of range. TypeError: an option of a wrong type, or an unknown one.
+
+    Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
+
+    Example:
+        >>> encoder, decoder = nn.Linear(8, 10), nn.Linear(10, 8)
+        >>> evo = EvoLFQ(encoder, decoder, dim=10, codebook_size=1024, commitment_loss_weight=0.25, pop_size=16)
+        >>> reconstructed, indices, loss = evo(torch.randn(4, 8))
+        >>> reconstructed.shape, indices.shape
+        (torch.Size([4, 8]), torch.Size([4]))
+        >>> generations = list(evo.evolve(lambda decoded, bits: decoded.sum(-1), shape=(10,), generations=3))
+        >>> generations[-1].pop_bits.shape, generations[-1].best_gene.shape
+        (torch.Size([16, 10]), torch.Size([10]))
     """
 
     def __init__(

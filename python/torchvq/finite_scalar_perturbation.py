@@ -181,7 +181,8 @@ class FSP(OwnHandle, NoisyModule):
         self.project_in, self.project_out = make_projections(
             self.dim, self.codebook_dim, bias=projection_has_bias
         )
-        # Without elements. Compilers keep an operator without results only if it writes to the module's state.
+        # Compilers keep the handshake, an operator without results, only if it writes to the module's state. There is
+        # none to make equal, so it gets a buffer without elements.
         self.keep_constant("handshakes", torch.empty(0, dtype=torch.long, device="cpu"))
         self.register_load_state_dict_post_hook(materialise_constants)  # type: ignore[no-untyped-call]
 

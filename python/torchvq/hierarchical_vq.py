@@ -297,7 +297,8 @@ class HierarchicalVQ(WideBuffers):
                 check_level(vq, request.freezes(vq))
         depth = self._depth()
         request = request._replace(depth=depth)
-        # In turn, a scale is searched and spread, by the caller's modules, after another has learnt.
+        # Under vqp_compat a scale learns before the next one is searched, through modules of the caller. If one of them
+        # fails, the scales before have learnt, which is undone.
         undo = undo_of(codebooks, apart=self.vqp_compat) if self.training else None
         with undo or nullcontext():
             done = _scales.walk(self, maps, request)

@@ -59,14 +59,21 @@ class LatentQuantize(OwnHandle, _in_place.OptimizerInCheckpoint, nn.Module):
 
     Values start evenly spaced: from -1/2 to 1/2 for odd levels, from -1/2 to 1/2 - 1/L for even.
 
+    Shapes: ``B`` batch, ``*`` positions, ``D`` = ``codebook_dim``, ``C`` = ``num_codebooks``.
+
+    State: ``values_per_latent.N``, the values of feature N, if ``optimize_values``; ``project_in.*``,
+    ``project_out.*``; with ``in_place_codebook_optimizer`` its state.
+
+    Gradient: that of the output goes to the latents unchanged, in evaluation as well, and not to the values; the
+    quantization loss has one to the values, the commitment loss one to the latents.
+
+    Dtypes: any floating input but float8. The output has its dtype, indices are int64.
+
     Raises:
-        ValueError: an option out of range.
+        ValueError: an option out of range. TypeError: an option of a wrong type.
         RuntimeError: one number of levels and no ``codebook_dim``.
 
-    Shapes: ``D`` = ``codebook_dim``, ``C`` = ``num_codebooks``.
-
-    Differences from ``vector_quantize_pytorch`` (``docs/migrating.md``): values get their gradient, each loss pulls the
-    side that its name says, indices refer to the learnt values, and there are masks.
+    Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
 
     Example:
         >>> quantizer = LatentQuantize(levels=[5, 5, 8], dim=16)

@@ -109,10 +109,29 @@ class LFQ(OwnHandle, RandomState):
     State: ``mask`` (D,), the value of each bit; ``project_in.*``, ``project_out.*``, ``orthogonal_rot`` (D, D); with
     ``frac_per_sample_entropy`` below 1 also ``rng`` (2,), which checkpoints of the reference lack.
 
-    Differences from the reference: masks cover everything (outputs zero, indices -1, the same loss as without the
-    padding); the logarithm is not clamped, so that large codebooks learn; entropies cover the tokens of all ranks; a
-    (B, dim) input is one token per item; -1 decodes to zeros and indices out of range raise; the entropy of more than
-    24 bits is taken in groups (operator ``sign_entropy``).
+    Gradient: that of the output reaches the latents through ``straight_through_activation``, by default unchanged, and
+    in training alone; those of the entropies and of the commitment loss reach them directly. The entropies of more than
+    24 bits are those of groups of bits (operator ``sign_entropy``).
+
+    Dtypes: any floating input but float8; the arithmetic is float32, or float64 for float64. The output has the dtype
+    of the input, indices are int64, the loss is float32 (float64).
+
+    Distributed: the entropies in training cover the tokens of all ranks, with one all-reduce per step; evaluation
+    never communicates.
+
+    Raises:
+        ValueError: an option out of range, or options that exclude each other. TypeError: an option of a wrong type.
+
+    Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
+
+    Example:
+        >>> weights = dict(commitment_loss_weight=0.1, entropy_loss_weight=0.005)
+        >>> lfq = LFQ(dim=16, codebook_size=2**12, spherical=True, **weights)
+        >>> quantized, indices, loss = lfq(torch.randn(1, 16, 32, 32))
+        >>> quantized.shape, indices.shape, loss.shape
+        (torch.Size([1, 16, 32, 32]), torch.Size([1, 32, 32]), torch.Size([]))
+        >>> torch.equal(lfq.eval().indices_to_codes(indices), quantized)
+        True
     """
 
     mask: Tensor

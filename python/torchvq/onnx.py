@@ -129,7 +129,7 @@ class _Opset:
     """The operators of ONNX; their package is imported when the first of them is used."""
 
     def __getattr__(self, name: str) -> Any:
-        # Of Python, which tools such as doctest ask for; no operator.
+        # A special name of Python, which tools such as doctest look up, is no operator.
         if name.startswith("__"):
             raise AttributeError(name)
         from onnxscript import opset18
@@ -474,5 +474,5 @@ _UNTRANSLATED = {
     "nearest_code": ("bias", "topk", "return_distances"),
     "residual_encode": ("depth",),
 }
-# Those of the others compute in float32 alone.
+# Operators whose translation takes any dtype; that of the others computes in float32 alone.
 _OF_ANY_DTYPE = {"lookup_codes", "resample_scale", "residual_decode", "snapshot"}

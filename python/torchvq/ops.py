@@ -1,4 +1,11 @@
-"""Operators of ``torch.ops.torchvq`` that are useful on their own, as Python functions."""
+"""Operators of ``torch.ops.torchvq`` that are useful on their own, as Python functions.
+
+What holds for all of them unless a docstring says otherwise: tensors of floating point are float16, bfloat16, float32
+or float64, with any strides; ``mask`` is bool, True for real tokens, and by default all tokens are real; no tokens give
+an empty result; results are the same for any number of threads. A wrong shape or option is a ValueError, a wrong
+dtype a TypeError, and an index out of range on the CPU an IndexError; nothing has changed then. The headers
+``include/torchvq/ops/<name>.h`` have the formulas and the papers.
+"""
 
 from __future__ import annotations
 
@@ -50,22 +57,28 @@ exportable(NearestCodeOutput)
 
 
 def lookup_codes(codebook: Tensor, indices: Tensor) -> Tensor:
-    """Codes (H, N, D) of indices (H, N), int64, from a codebook (H, K, D). -1 gives zeros.
+    """Codes (H, N, D) of indices (H, N), int64, from a codebook (H, K, D), in its dtype. -1 gives zeros.
 
-    Gradient to the codebook, added up in a fixed order. IndexError for an index outside [-1, K).
+    Gradient to the codebook, added up in the order of the tokens. IndexError for an index outside [-1, K).
     """
     return _ops.lookup_codes(codebook, indices)
 
 
 def unit_vectors(x: Tensor) -> Tensor:
-    """x divided by its norm along the last axis: float32, or float64 for float64. Zero vectors stay zero."""
+    """The rows of x, (..., D), divided by their Euclidean lengths: float32, or float64 for float64.
+
+    Squares are added up in float64, so the bits are the same on every device. A zero row stays zero; one with NaN is
+    NaN; one with an infinity is NaN there and zero elsewhere. Gradient to x: ``(g - u (u . g)) / |x|``, 0 for a zero
+    row. ValueError for a scalar, TypeError for integers.
+    """
     return _ops.unit_vectors(x)
 
 
 def code_exponents(codebook: Tensor) -> Tensor:
-    """Fixed-point exponent of each code, int32 (H, K), for :func:`code_statistics`.
+    """Fixed-point exponent of each code of a codebook (H, K, D): int32 (H, K), for :func:`code_statistics`.
 
     The smallest e with ``max|code| <= 2**e``, but at least the mean of these over the codes of the head, rounded down.
+    Zero codes, and codes that are not finite, have that mean. K and D are at least 1. No gradient.
     """
     return _ops.code_exponents(codebook)
 
@@ -78,13 +91,14 @@ def code_statistics(
     ``x`` is (H, N, D), ``indices`` int64 (H, N) with -1 for tokens that are left out, ``mask`` bool (H, N) or (N,)
     with True for real tokens. Returns counts int64 (H, K), sums int64 (W, H, K, D) in fixed point (W = 2 for
     float64 tokens, else 1), and the exponents of the sums, int32 (H, K). The bits are the same for any order, split,
-    thread count and device; :func:`decode_sums` converts sums to floating point. Rows that are not finite are left out.
+    thread count and device; :func:`decode_sums` converts sums to floating point. Rows that are not finite, or beyond
+    2^998, are left out. No tokens: zeros. No gradient. Demmel and Nguyen 2015, Parallel reproducible summation.
     """
     return _ops.code_statistics(x, indices, exponents, mask=mask)
 
 
 def decode_sums(sums: Tensor, exponents: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Fixed-point sums of :func:`code_statistics` as float32 or float64 (H, K, D), rounded once."""
+    """Fixed-point sums of :func:`code_statistics` as float32 or float64 (H, K, D), rounded once. No gradient."""
     return _ops.decode_sums(sums, exponents, dtype=dtype)
 
 
@@ -111,7 +125,7 @@ def ema_update_(
     :func:`ema_finish_`. A faint code, without tokens here and with a size below ``min(0.03, (1 - decay) / 2)``, keeps
     its place. An unused one, of a size below 1e-5 and without a token for ``8 K / sum(cluster_size)`` steps, moves
     towards one of the codes with the most tokens by ``0.8 * weight`` of the distance, one unused code to each. A head
-    without tokens does not change.
+    without tokens does not change. No gradient; van den Oord et al. 2017, arXiv:1711.00937, appendix A.1.
     """
     _ops.ema_update_(
         cluster_size,
@@ -140,7 +154,8 @@ def ema_finish_(
 ) -> None:
     """Recomputes ``embed`` from the averages, in place: Laplace smoothing, and unit norm for cosine.
 
-    Faint codes keep their place, and unused ones move to codes with many tokens as in :func:`ema_update_`.
+    Shapes and dtypes of the state are those of :func:`ema_update_`. Faint codes keep their place, and unused ones move
+    to codes with many tokens as there; ``decay`` says which codes these are, and 1 recomputes all. No gradient.
     """
     _ops.ema_finish_(embed, cluster_size, embed_avg, decay=decay, eps=eps, metric=metric)
 
@@ -245,6 +260,22 @@ def replace_dead_codes_(
     ``rng``, not on their order. With ``most_per_token`` at most that many codes are replaced for each token in
     ``counts``, rounded up.
 
+    Args:
+        embed: (H, K, D), float32 or float64; changed in place, as are ``embed_avg`` of its shape and ``cluster_size``
+            (H, K), both of its dtype. A replaced code is the token, with ``reset_cluster_size`` as its size.
+        x: (H, N, D). Tokens with NaN or infinity, and those that equal a live code, replace nothing.
+        counts: (H, K), int64: the tokens of each code in this step, on all ranks.
+        rng: int64 of shape (2,), ``(seed, step)``.
+        mask: (H, N) or (N,).
+        threshold, threshold_fraction, reset_cluster_size, most_per_token: each in [0, 2^63]; a threshold of 0 replaces
+            none, and ``reset_cluster_size`` counts as the threshold if that is more. None is no limit.
+        metric: ``"euclidean"``, or ``"cosine"``: tokens become unit vectors, and zero tokens replace nothing.
+
+    Returns:
+        The number of codes replaced in each head, int64 (H,); 0 if there are no tokens. Dead codes take tokens in the
+        order of their index; of more dead codes than tokens a random part.
+
+    No gradient. Zeghidour et al. 2021, SoundStream, arXiv:2107.03312, section III-C.
     ``torch.ops.torchvq.replace_dead_codes_`` takes lists, an entry for each of several codebooks.
     """
     return _ops.replace_dead_codes_(
@@ -267,9 +298,14 @@ def replace_dead_codes_(
 def dead_code_candidates(
     x: Tensor, rng: Tensor, count: int, *, mask: Tensor | None = None, metric: str = "euclidean"
 ) -> tuple[Tensor, Tensor]:
-    """Keys (H, count) and rows (H, count, D) of the tokens that may replace dead codes.
+    """Keys (H, count) and rows (H, count, D) of the tokens of ``x`` (H, N, D) that may replace dead codes.
 
-    Results of several ranks are concatenated on axis 1 for :func:`replace_with_candidates_`.
+    Results of several ranks are concatenated on axis 1 for :func:`replace_with_candidates_`. With ``count``, at least
+    1, equal to the codebook size the outcome is that of one process with all tokens. ``rng``, ``mask`` and ``metric``
+    are those of :func:`replace_dead_codes_`, and ``rng`` must be the same on all ranks.
+
+    Keys are int64 in rising order; rows are float32, or float64 for float64. Where there are fewer distinct usable
+    tokens than ``count``, keys are the largest int64 and rows are zero. No gradient.
     """
     return _ops.dead_code_candidates(x, rng, count, mask=mask, metric=metric)
 
@@ -289,7 +325,11 @@ def replace_with_candidates_(
     replace_used: bool = False,
     most_per_token: float | None = None,
 ) -> Tensor:
-    """Second half of :func:`replace_dead_codes_`: replaces dead codes by given candidates, in place."""
+    """Second half of :func:`replace_dead_codes_`: replaces dead codes by given candidates, in place.
+
+    ``keys`` (H, C), int64, and ``rows`` (H, C, D), float32 or float64, C >= 1, are results of
+    :func:`dead_code_candidates`. Everything else, the result too, is as for :func:`replace_dead_codes_`.
+    """
     return _ops.replace_with_candidates_(
         [embed],
         [embed_avg],
@@ -332,11 +372,12 @@ def sample_codes(
 ) -> Tensor:
     """A code for every token, drawn with probability ``softmax(scores / temperature)``: (H, N), int64.
 
-    With ``topk`` that many different codes, drawn one after the other without replacement: (H, N, topk).
+    With ``topk``, in [1, K], that many different codes, drawn one after the other without replacement: (H, N, topk).
 
     Scores and shapes are those of :func:`commitment_cross_entropy`; ``rng`` is int64 of shape (2,), ``(seed, step)``,
     and ``stream`` separates draws of one step. Temperature 0 takes the best score. The draws are the same on
-    every device; torch's generator is not used. No gradient; see :func:`gumbel_straight_through`.
+    every device; torch's generator is not used. A token with NaN or infinity gets index 0, and a code with one is drawn
+    last. No gradient; see :func:`gumbel_straight_through`. Jang et al. 2017, arXiv:1611.01144.
     """
     return _ops.sample_codes(
         x, codebook, rng, temperature=temperature, metric=metric, stream=stream, topk=topk
@@ -352,9 +393,10 @@ def kmeans(
     metric: str = "euclidean",
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Codebook (H, K, D) and counts (H, K) of the tokens ``x`` (H, N, D); see :func:`torchvq.kmeans`.
+    """Codebook (H, K, D) and counts int64 (H, K) of the tokens ``x`` (H, N, D); see :func:`torchvq.kmeans`.
 
-    A head without usable tokens gets zeros instead of an error.
+    ``rng`` is int64 of shape (2,), ``(seed, step)``; ``mask`` is (H, N) or (N,). The codebook is float32, or float64
+    for float64 tokens. A head without usable tokens gets zeros instead of an error. No gradient.
     """
     return _ops.kmeans(x, codebook_size, rng, iterations=iterations, metric=metric, mask=mask)
 

@@ -113,7 +113,8 @@ class RandomProjectionQuantizer(WideBuffers):
             channel_last=layout.get("channel_last", True),
         )
         with wide_default():
-            # Beside the biases of several codebooks, which the switch restores, the size of projections counts.
+            # vqp_compat also restores the reference's smaller projections, whose size matters next to its nonzero
+            # biases.
             projections = _ops.random_projections(
                 num_codebooks, dim, codebook_dim, vqp_compat=self.vqp_compat
             )
@@ -131,7 +132,7 @@ class RandomProjectionQuantizer(WideBuffers):
             return
         self.vq.requires_grad_(False)
         if isinstance(self.vq.project_in, nn.Linear):
-            # Directions are compared, which a large common offset would make alike.
+            # The search compares directions, and a large offset common to all vectors would make them alike.
             nn.init.zeros_(self.vq.project_in.bias)
 
     def extra_repr(self) -> str:

@@ -25,7 +25,7 @@ _OWN = {
     "channel_first": "use is_channel_first",
     "return_indices": "use the output without its indices",
 }
-# Those of the operator of all levels, which has one for all.
+# The bounds that residual_scalar_quantize takes, one for all levels.
 _BOUNDS = ("symmetric_tanh", "symmetric_clamp")
 
 
@@ -207,7 +207,7 @@ class ResidualFSQ(ResidualStack):
         bound = levels[0].bound_name
         if bound not in _BOUNDS or any(self._is_apart(level, bound) for level in levels):
             return None
-        # A slice of all takes as long as the operator does for a few tokens.
+        # Not sliced if all are in use: a slice takes as long as the operator does for a few tokens.
         scales = self.scales if depth == self.scales.shape[0] else self.scales[:depth]
         total, indices = _ops.residual_scalar_quantize(inputs, self.levels, scales, bound=bound)
         return LevelsResult(total, indices)

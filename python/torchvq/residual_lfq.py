@@ -125,7 +125,7 @@ class ResidualLFQ(ResidualStack):
         **kwargs: Any,
     ) -> None:
         own = {name: value for name, value in locals().items() if name != "kwargs"}
-        # The name of LFQ's option.
+        # LFQ calls the option channel_first; that name is taken, too.
         own["is_channel_first"] = is_channel_first = is_channel_first or (
             kwargs.pop("channel_first", None) or False
         )

@@ -102,7 +102,8 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
     dim: int
     heads: int
     codebook_dim: int
-    decoding: Methods  # how codes are found, which a derived class may replace
+    # Methods whose override in a subclass makes `get_output_from_indices` sum the codes that they return.
+    decoding: Methods
     shared_codebook: bool
     diveq: bool
     accept_image_fmap: bool

@@ -162,7 +162,7 @@ class SimVQ(OwnHandle, WideBuffers):
         try:
             return self._transformed()
         except AttributeError as error:
-            # Of a property, torch takes it to mean that there is none of that name.
+            # torch reports an AttributeError inside a property as an attribute that the module lacks.
             raise RuntimeError(f"SimVQ: codebook_transform raised {error!r}") from error
 
     def _transformed(self) -> Tensor:
@@ -263,7 +263,7 @@ class SimVQ(OwnHandle, WideBuffers):
             weights = self.frozen_codebook, transform.weight, transform.bias
             found = _ops.linear_quantize(tokens, *weights, mask=mask, estimator=estimator)
             return SimSearchResult(*found)
-        # Nothing is drawn.
+        # An argument that quantize wants; nothing is drawn from it.
         rng = torch.zeros(2, dtype=torch.long, device=tokens.device)
         codes = self.codes_for(tokens.dtype)
         found = SimSearchResult(
@@ -303,7 +303,7 @@ class SimVQ(OwnHandle, WideBuffers):
             return False
         weight, frozen = transform.weight, self.frozen_codebook
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        # A layer of other sizes has an error of its own.
+        # A layer of other sizes is left to the path that reports the error.
         fits = weight.shape == (self.dim, frozen.shape[1])
         return fits and weight.dtype == frozen.dtype == wide
 

@@ -131,8 +131,9 @@ at::Tensor update_affine_(at::Tensor mean, at::Tensor variance, at::Tensor mean_
                           const distributed::SyncOptions& sync) {
   at::NoGradGuard no_grad;
   // Rows of all ranks are summed exactly, as if they were the tokens of one code. Subtracting the
-  // running mean keeps the one-pass variance accurate for data far from the origin.
-  // Until the first step they hold anything: a fresh checkpoint of the reference has uninitialised memory.
+  // running mean keeps the one-pass variance accurate for data far from the origin. Until the first
+  // step mean and variance count as 0 and 1, whatever they hold: those of a fresh checkpoint of the
+  // reference are uninitialised memory.
   const auto centre = mean.masked_fill(mean_needs_init, 0).to(at::kDouble);
   const auto offset = x.to(at::kDouble).sub(centre);
   const auto nowhere = detail::usable_rows(x, mask).logical_not().to(at::kLong).neg();

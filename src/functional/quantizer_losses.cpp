@@ -44,7 +44,7 @@ at::Tensor commitment_term(const SearchedTokens& searched, const std::optional<a
   }
   if (options.vqp_compat()) {
     const auto& before = *options.vqp_compat();
-    // A module that stands in the place of no projection may change the width.
+    // Where there is no projection, a module that a user has put there may change the width.
     if (before.mask && before.heads == 1 && !before.projected &&
         before.tokens.sym_size(-1) == codes.sym_size(-1)) {
       return vqp_masked_commitment(before.tokens, codes.view_symint(before.tokens.sym_sizes()),

@@ -52,7 +52,8 @@ ResidualLinearStep quantize_levels_in_turn(const at::Tensor& rows,
   const auto choose = [&](int64_t index, const at::Tensor& residual,
                           const LevelSums& /*before*/) -> WalkedLevel {
     const auto& level = levels[static_cast<size_t>(index)];
-    // A node of its own, at which the gradients of a level add up before those of the next join.
+    // The alias is a node at which the gradients of this level add up, before those of later levels
+    // join at the residual: the order decides the last bits.
     const auto seen = at::alias(residual);
     auto own = linear_quantize(seen, level.frozen, level.weight, level.bias, {}, estimator);
     losses.push_back(

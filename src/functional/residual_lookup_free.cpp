@@ -61,9 +61,10 @@ ResidualLookupFreeStep step_in_turn(const at::Tensor& rows,
   const auto choose = [&](int64_t index, const at::Tensor& residual,
                           const LevelSums& /*before*/) -> WalkedLevel {
     const auto& [arguments, options] = levels[static_cast<size_t>(index)];
-    // A node of its own, at which the gradients of a level add up before those of the next join.
+    // The alias is a node at which the gradients of this level add up, before those of later levels
+    // join at the residual: the order decides the last bits.
     auto seen = at::alias(residual);
-    // What a user's function makes of padding reaches nothing, but it may compute moments.
+    // A function of the user may compute moments over all tokens, so padding is zero for it.
     const auto absent = absent_where(arguments, options);
     if (arguments.activation && absent) seen = filled(seen, *absent);
     auto own = quantize_rows(seen, arguments, options);

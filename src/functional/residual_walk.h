@@ -84,14 +84,15 @@ WalkedLevel passed_by_padding(const WalkedLevel& level, const at::Tensor& residu
 at::Tensor balanced(const at::Tensor& inputs, int64_t levels, double ratio = 1,
                     const std::optional<at::Tensor>& depth = std::nullopt);
 
-/// The inputs of a stack as its levels see them; see balanced(). The output of a stack that averages
-/// the gradients of levels is that of divided inputs. In others there is no loss to balance if
-/// targets are scored.
+/// The inputs of a stack as its levels see them: balanced() in training, unless gradients of levels
+/// are summed. A stack that averages these takes the gradient of its output from the same inputs, so
+/// they are divided also where targets are scored; in other stacks a loss of targets is not balanced.
 at::Tensor compared_inputs(const at::Tensor& inputs, const StackGradient& gradient,
                            const LevelsInUse& used);
 
-/// What a level compared with its codes, or the condition of codes that a network computes, as its
-/// losses see it: nothing balances that of targets, so its gradient is not divided.
+/// The tokens that a level has compared with its codes, or the condition of codes that a network
+/// computes, as the losses of the level see them: a loss of targets is not balanced, so a division of
+/// compared_inputs() is taken back.
 at::Tensor scored_inputs(const at::Tensor& compared, const StackGradient& gradient,
                          const LevelsInUse& used);
 

@@ -289,7 +289,8 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
                                 .depth = depth,
                                 .ranks = ranks});
   };
-  // In turn, the maps of one scale are made, by modules of the caller, after another scale has learnt.
+  // Under vqp_compat a scale learns before the next one is searched, through modules of the caller.
+  // If one of them fails, the scales before have learnt, which is undone.
   const auto runs =
       options.vqp_compat() ? detail::CallerCode::kBetweenUpdates : detail::CallerCode::kNone;
   const auto done =

@@ -30,15 +30,17 @@ void step_own_optimizer(InPlaceOptimizer& owner, bool manual,
 
 /// A step of the codebook's own optimizer.
 struct InPlaceStep {
-  at::Tensor loss;                   ///< () before the step
-  std::optional<at::Tensor> counts;  ///< (H, K), tokens of all ranks per code, if they were learnt
+  at::Tensor loss;  ///< () before the step
+  /// (H, K), the tokens of all ranks for each code, if averages and dead codes changed in this step.
+  std::optional<at::Tensor> counts;
 };
 
 /// One step towards the tokens (H, T, D) of this batch.
 ///
-/// @param learns  whether averages and dead codes follow at once, from the search of this step, so
-///                that the search to come finds the codes of the whole step. Codes that are replaced
-///                after the search whose result the encoder gets are a step behind the encoder.
+/// @param learns  whether averages and dead codes change here as well, by the indices that this step
+///                has found. The search for the output comes afterwards and so finds the codes of the
+///                whole step. If they changed after that search, codes would be a step behind the
+///                encoder.
 InPlaceStep in_place_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
                           const at::Tensor& codebook, const std::optional<at::Tensor>& mask,
                           const Request& request, bool learns);

@@ -73,7 +73,7 @@ at::Tensor tokens_that_count(const FinishedLevel& level, const Ranks& ranks) {
   const auto options = level.rng.options();
   if (!level.draws) return at::zeros({1}, options);
   if (level.counts.defined()) return level.counts;
-  // A rank does not know whether others have tokens.
+  // A rank does not know whether others have tokens, so its step counts as one with tokens.
   if (!ranks.alone()) return at::ones({1}, options);
   return level.tokens.mask.value_or(at::ones_like(level.tokens.indices));
 }
@@ -99,7 +99,7 @@ bool learn_alike(const std::vector<const VectorQuantizeImpl*>& levels) {
 Counts learn_together(const Levels& levels, const Ranks& ranks, int64_t decays) {
   auto learning = levels;
   if (levels[0].vq->codebook_state->keeps_statistics()) {
-    // A step without tokens would be one of those that are kept.
+    // A level that does not train is left out: even without tokens, this would count as a kept step.
     std::erase_if(learning, [](const LearningLevel& level) { return !level.trains; });
   }
   const auto found = learning.empty() ? Counts() : learn_levels(learning, ranks, decays);

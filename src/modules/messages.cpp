@@ -39,7 +39,8 @@ std::string messages_of(const VectorQuantizeImpl& vq, const Sending& call) {
     sent.emplace_back("probabilities");
   }
   if (trains && call.learns && vq.codebook_state->learns(call.ema_update)) {
-    // Candidates for dead codes come with the statistics, unless these are alone.
+    // "statistics" are a message that carries candidates for dead codes as well, "statistics alone"
+    // is one that does not.
     sent.emplace_back(call.apart ? "statistics alone" : "statistics");
   }
   return joined_messages(sent);
@@ -127,7 +128,8 @@ void agree(const VectorQuantizeImpl& vq, const Request& request, at::ScalarType 
                      .learns = codebook->is_training() && !request.topk,
                      .apart = codebook->learns_apart(request.accumulate)};
   auto text = call_text(vq, call, dtype);
-  // The header of the statistics compares their use, but k-means and the affine map come before.
+  // Ranks compare how a call uses its statistics when they exchange these. A call that sends k-means
+  // or the affine map first compares that here, before anything is written.
   const bool early = !request.frozen && (call.begins || vq.options.affine_param());
   if (early && (request.weight || request.ema_update != vq.resolved().ema_update)) {
     text = std::string("moving averages ") + (request.ema_update ? "true" : "false") +

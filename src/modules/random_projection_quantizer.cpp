@@ -27,8 +27,8 @@ RandomProjectionQuantizerImpl::RandomProjectionQuantizerImpl(
 void RandomProjectionQuantizerImpl::reset() {
   options.validate();
   const auto codebooks = options.num_codebooks();
-  // Beside the biases of several codebooks, which the switch restores, the size of projections
-  // counts.
+  // vqp_compat also restores the reference's smaller projections, whose size matters next to its
+  // nonzero biases.
   rand_projs = register_buffer(
       "rand_projs", F::random_projections(codebooks, options.dim(), options.codebook_dim(),
                                           options.vqp_compat()));
@@ -40,7 +40,7 @@ void RandomProjectionQuantizerImpl::reset() {
                                                .use_cosine_sim(true)));
   if (options.vqp_compat()) return;
   for (auto& parameter : vq->parameters()) parameter.requires_grad_(false);
-  // Directions are compared, and a large common offset would make them all similar.
+  // The search compares directions, and a large offset common to all vectors would make them alike.
   if (vq->project_in) vq->project_in->bias.zero_();
 }
 

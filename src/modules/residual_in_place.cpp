@@ -34,7 +34,8 @@ void step_shared_optimizer(ResidualVQImpl& rvq, const at::Tensor& inputs,
     }
     return residual;
   };
-  // With vqp_compat the levels wait for a call, whatever the options of the stack say.
+  // The option of the levels: vqp_compat sets it to true, whatever that of the stack says, and leaves
+  // the step to update_in_place_optimizer().
   step_own_optimizer(rvq, rvq.levels[0]->options.manual_in_place_optimizer_update(),
                      codebook.learned_parameters(), backward, mask, request.ranks);
 }

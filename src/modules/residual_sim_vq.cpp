@@ -46,8 +46,9 @@ SimVQOptions level_options(const ResidualSimVQOptions& options) {
   return own;
 }
 
-/// The estimator of a level, of the stack's options as they are now: with those of the level, which
-/// are of its construction, the gradient would be that of neither.
+/// The estimator of a level by the options of the stack, which may have been set after construction.
+/// The level's own copies still have the old values; with some of each, the gradient would be that of
+/// neither setting.
 std::string estimator_of(const ResidualSimVQImpl& stack, const SimVQImpl& level) {
   return level.estimator(stack.options.rotation_trick(), stack.options.sim_vq().vqp_compat());
 }

@@ -48,8 +48,9 @@ LevelsResult walk_levels_of(const StackFamily& family, const at::Tensor& inputs,
 /// The results of all levels in use, with the gradient of the stack.
 LevelsResult process_levels(const StackFamily& family, const at::Tensor& inputs,
                             const std::optional<at::Tensor>& mask, int64_t depth, bool all_codes) {
-  // With an estimator over the stack, levels receive gradients only from their losses. By all
-  // levels: a step of fewer weighs less, as in the reference, whose gains are the levels in use.
+  // With an estimator over the stack, levels receive gradients only from their losses. These are
+  // divided by the number of all levels, in a step that drops some as well: such a step weighs less,
+  // as in the reference, whose gain is the number of levels in use.
   const bool balances = family.estimate || family.averaged;
   const auto compared = balances ? F::balanced(inputs, family.levels) : inputs;
   std::optional<LevelsResult> together;
@@ -59,7 +60,7 @@ LevelsResult process_levels(const StackFamily& family, const at::Tensor& inputs,
     found.total = family.estimate(weighted(inputs, depth, family.levels), found.total);
   }
   for (auto& codes : found.codes) {
-    // The gradient of averaged levels is a part of that of their sum.
+    // That of averaged levels is defined for the sum of their codes alone.
     if (family.averaged) codes = codes.detach();
   }
   // Dropped levels have index -1.

@@ -171,7 +171,7 @@ F::QuantizeOutput SimVQImpl::choose(const torch::Tensor& tokens, const OptionalT
   if (const auto own = linear_level(tokens); own && !chosen) {
     return F::linear_quantize(tokens, own->frozen, own->weight, own->bias, mask, estimator);
   }
-  // The generator is not used.
+  // An argument that quantize() wants; nothing is drawn from it.
   const auto rng = at::zeros({2}, tokens.options().dtype(at::kLong).requires_grad(false));
   return F::quantize(tokens, codes_for(tokens.scalar_type()), rng, mask,
                      F::QuantizeOptions().estimator(estimator).chosen(chosen));

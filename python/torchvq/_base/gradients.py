@@ -18,7 +18,7 @@ def reaching(loss: Tensor, module: nn.Module) -> Tensor:
         zero = torch.zeros_like(loss)
         for parameter in module.parameters():
             if parameter.requires_grad:
-                # The sum of an empty slice.
+                # The sum of an empty slice is 0 whatever the parameter holds, NaN included.
                 zero = zero + parameter.flatten()[:0].sum().to(loss.dtype)
         return zero
 

@@ -71,7 +71,7 @@ def autocast_is_on(device: str) -> bool:
 
 def _weight_of(layer: nn.Module) -> Tensor | None:
     """The first floating-point parameter of a layer."""
-    # That of a linear layer, without a walk over its modules, which takes as long as to apply it to a token.
+    # A linear layer has it at hand. A walk over modules takes as long as applying the layer to a token.
     weight = layer._parameters.get("weight")
     if weight is not None and weight.is_floating_point():
         return weight
@@ -93,7 +93,8 @@ def _parameters_of(layer: nn.Module) -> list[Tensor]:
 
 def decoding_dtype(*projections: nn.Module, state: Iterable[Tensor | None] = ()) -> torch.dtype:
     """float64 if a projection has a float64 parameter, or the decoder float64 state, else float32."""
-    # First the state: stacks ask once a level, and a walk over all modules takes longer than to decode few tokens.
+    # The state comes first: stacks ask once a level, and a walk over the modules of a projection takes longer than
+    # decoding a few tokens.
     if any(own is not None and own.dtype == torch.float64 for own in state):
         return torch.float64
     for layer in projections:

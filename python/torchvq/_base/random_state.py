@@ -33,21 +33,23 @@ def restarted(rng: Tensor) -> Tensor:
 
 
 def rng_beside(x: Tensor, rng: Tensor) -> Tensor:
-    """The generator for draws beside x: a constructor on "meta" leaves it on the CPU, where it keeps its seed, but
-    operators take tensors of one device, and on "meta" no values of it.
+    """The generator, on a device that operators take together with x.
+
+    A module that is constructed on the meta device keeps its generator on the CPU, since a meta tensor cannot hold the
+    seed. Operators take tensors of one device; with x on the meta device they read no values of the generator.
     """
     return rng.to("meta") if x.is_meta else rng
 
 
 class DrawsBesideState:
-    """A module with a generator, and with state that says on which device it draws."""
+    """A module with a generator ``rng``, which draws on the device of its buffer ``cluster_size``."""
 
     _buffers: dict[str, Tensor | None]
 
     @property
     def step_rng(self) -> Tensor:
         """The generator for the operators of a step."""
-        # Attributes of a module take ten times as long, in every step.
+        # From the dictionary: attributes of an nn.Module take ten times as long, and every step asks.
         state: dict[str, Any] = self._buffers
         return rng_beside(state["cluster_size"], state["rng"])
 

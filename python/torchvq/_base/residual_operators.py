@@ -23,9 +23,27 @@ def residual_beam_search(
 ) -> Tensor:
     """Indices (H, N, Q), int64, of the levels whose codes leave least of ``x`` (H, N, D), among ``beam`` paths.
 
-    ``codebooks`` are Q of (H, K_q, D), or (1, K_q, D) or (K_q, D) shared by all heads. -1 where masked, or at levels
-    from ``depth`` (1,) on. ``weights``, one per level: the score is then the weighted sum of what remains after each.
-    A beam of 1 is greedy. No gradient.
+    A path is one code for each level so far. From the best ``beam`` paths of a level all extensions by a code of the
+    next are scored by the squared residual, and the best ``beam`` are kept. A beam of 1 is greedy search.
+
+    Args:
+        x: Floating point, any strides. The search is in float32, or float64 if ``x`` or a codebook is.
+        codebooks: Q >= 1 of (H, K_q, D), or (1, K_q, D) or (K_q, D) shared by all heads.
+        beam: At least 1. More than there are paths costs nothing.
+        mask: bool (H, N), True for real tokens; the others get -1. Default: all are real.
+        depth: One int64, in [1, Q]: levels from there on get -1. Default: Q.
+        weights: None, or one for each level, finite and at least 0: the score is then the sum, over the levels of a
+            path, of weight times squared residual. Default: the last squared residual.
+
+    Returns:
+        The same indices on every machine; the path with the lower code at the first difference wins a tie. A row with a
+        NaN or infinity gets 0 at every level. No tokens: an empty result.
+
+    No gradient. Babenko and Lempitsky 2014, Additive quantization; Liu et al. 2015, arXiv:1509.05195.
+
+    Raises:
+        ValueError: for bad shapes, ``beam``, ``depth`` or ``weights``.
+        TypeError: for bad dtypes.
     """
     return _ops.residual_beam_search(x, codebooks, beam, mask=mask, depth=depth, weights=weights)
 
@@ -44,9 +62,10 @@ def residual_encode(
     ``codebooks`` are Q of (H, K_q, D), or (1, K_q, D) or (K_q, D) shared by all heads. Returns the sum of the codes
     (H, N, D), float32 or float64, and indices (H, N, Q), int64. Exact like :func:`torchvq.ops.nearest_code`. Indices
     are -1 and codes 0 where ``mask`` (H, N) is False and at levels from ``depth`` (1,) on. A row with a NaN or infinity
-    gets index 0 and NaN. No gradient. ``prepared``, what :func:`prepare_codes` has made of each codebook as it is now,
-    makes the search of up to 191 rows a head faster on the CPU, in float32, by ``"euclidean"``; the results are the
-    same.
+    gets index 0 and NaN; no tokens give empty results. No gradient. ``prepared``, what :func:`prepare_codes` has made
+    of each codebook as it is now, makes the search of up to 191 rows a head faster on the CPU, in float32, by
+    ``"euclidean"``; the results are the same. ValueError for bad shapes, ``metric`` or ``depth``, TypeError for bad
+    dtypes.
     """
     return _ops.residual_encode(
         x, codebooks, metric=metric, depth=depth, mask=mask, prepared=prepared
@@ -107,10 +126,12 @@ def projected_residual_encode(
 
 
 def residual_decode(indices: Tensor, codebooks: Sequence[Tensor]) -> Tensor:
-    """The sum (H, N, D) of the codes of all levels, in order; -1 adds nothing.
+    """The sum (H, N, D) of the codes of all levels, from the first to the last, each addition rounded once.
 
-    ``indices`` is int64 (H, N, q), ``codebooks`` are q of (H, K_q, D), or (1, K_q, D) or (K_q, D) shared by all
-    heads. The dtype is theirs; half precision is added up in float32. Gradient to the codebooks. IndexError for an
-    index outside [-1, K_q).
+    ``indices`` is int64 (H, N, Q), -1 where a level adds nothing; ``codebooks`` are Q >= 1 of (H, K_q, D), or
+    (1, K_q, D) or (K_q, D) shared by all heads. The dtype is their promoted one; half precision is added up in float32
+    and rounded once. The same bits on every device. Gradient to each codebook, added up in the order of the tokens. No
+    tokens: an empty result. IndexError on the CPU for an index outside [-1, K_q), ValueError for bad shapes, TypeError
+    for bad dtypes.
     """
     return _ops.residual_decode(indices, codebooks)

@@ -125,9 +125,8 @@ class InPlaceStep(NamedTuple):
     """A step of the codebook's own optimizer."""
 
     loss: Tensor  # () before the step
-    counts: (
-        Tensor | None
-    )  # (H, K), tokens of all ranks per code; None if the codebook has not learnt from them
+    # (H, K), the tokens of all ranks for each code; None if averages and dead codes did not change in this step.
+    counts: Tensor | None
 
 
 @uncounted
@@ -142,9 +141,9 @@ def in_place_step(
     """One step of the codebook's own optimizer towards the tokens (H, T, D).
 
     Args:
-        learns: whether averages and dead codes follow at once, from the search of this step, so that the search to
-            come finds the codes of the whole step. Codes that are replaced after the search whose result the encoder
-            gets are a step behind the encoder.
+        learns: whether averages and dead codes change here as well, by the indices that this step has found. The
+            search for the output comes afterwards and so finds the codes of the whole step. If they changed after
+            that search, codes would be a step behind the encoder.
     """
     state = vq._codebook
     if state.replaying:

@@ -34,7 +34,8 @@ def agree(vq: "VectorQuantize", request: Request, dtype: torch.dtype) -> None:
         apart=codebook.learns_apart(request.accumulate, request.weight),
     )
     call = _call(vq, sent, request.frozen, begins, dtype)
-    # The header of the statistics compares their use, but k-means and the affine map come before.
+    # Ranks compare how a call uses its statistics when they exchange these. A call that sends k-means or the affine map
+    # first compares that here, before anything is written.
     early = not request.frozen and (begins or codebook.affine_param)
     if early and (request.weight is not None or request.ema_update != vq.ema_update):
         call = f"moving averages {request.ema_update}, weight {request.weight is not None}, {call}"
@@ -160,6 +161,7 @@ def _messages(
     if vq.has_codebook_diversity_loss and not vq.vqp_compat:
         sent.append("probabilities")
     if learns and not frozen and codebook.learns(ema_update):
-        # Candidates for dead codes come with the statistics, unless these are alone.
+        # "statistics" are a message that carries candidates for dead codes as well, "statistics alone" is one that
+        # does not.
         sent.append("statistics alone" if apart else "statistics")
     return sent

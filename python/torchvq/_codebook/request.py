@@ -155,7 +155,7 @@ def _check_topk(vq: "VectorQuantize", topk: int | None) -> None:
 def _check_flags(flags: tuple[bool | None, ...]) -> None:
     """Raises TypeError unless each flag is None, True or False: a string would count as true."""
     for place, value in enumerate(flags):
-        # Identities first, as most calls give none.
+        # None and False, which most calls give, are recognised by identity, without a comparison.
         if value is not None and value is not False and value not in (True, False):
             raise TypeError(
                 f"VectorQuantize: expected {_FLAGS[place]} to be True or False, but got {value!r}"

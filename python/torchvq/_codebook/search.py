@@ -151,14 +151,14 @@ def estimator_of(vq: "VectorQuantize", x: Tensor, codes: Tensor) -> str:
     """
     if not vq.training:
         return "none"
-    # Estimators that reach nothing are kept if codes take no gradient either: an exported step may meet other inputs.
+    # If neither input nor codes take a gradient, keep the estimator: an exported step may later get inputs that do.
     if not takes_gradient(x) and (vq.vqp_compat or takes_gradient(codes)):
         # With nothing to route to the input, the reference keeps the gradient of the Gumbel softmax.
         return "gumbel" if vq.vqp_compat and vq.straight_through else "none"
     if not vq.route_gradients_to_input:
         return "gumbel" if vq.straight_through else "none"
     if vq.directional_reparam:
-        # Its output is noise around the code, for the sake of a gradient.
+        # It adds noise to the code only to obtain a gradient; without one, the code is returned.
         return "directional_reparam" if takes_gradient(x) else "none"
     if not vq.rotation_trick:
         return "straight_through"

@@ -11,7 +11,7 @@ from torchvq._codebook.learning import trains
 if TYPE_CHECKING:
     from torchvq.vector_quantize import VectorQuantize
 
-# What the operators of a step may refuse.
+# Options that the operators of a step check, and may refuse.
 _OF_CODEBOOK = (
     "decay",
     "eps",

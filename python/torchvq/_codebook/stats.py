@@ -141,7 +141,7 @@ def _tokens_that_count(
         if not drew[place]:
             known = own.new_zeros(1)
         elif known is None and not ranks.alone:
-            # A rank does not know whether others have tokens.
+            # A rank does not know whether others have tokens, so its step counts as one with tokens.
             known = own.new_ones(1)
         elif known is None:
             mask = masks[place]
@@ -161,7 +161,7 @@ def stats_of(
     counts: Sequence[Tensor], codebooks: Sequence["Codebook"], group: str
 ) -> list[CodebookStats]:
     """Statistics from the tokens per code (H, K) of each codebook, over a group's ranks; of this rank without one."""
-    # Codes that were given without averages, in another number, do not follow any: none is dead.
+    # Codes that were assigned in another number than the averages do not follow averages, so none of them is dead.
     follow = [c.cluster_size.shape == own.shape for c, own in zip(codebooks, counts, strict=True)]
     table = _ops.synced_usage(
         counts,

@@ -33,7 +33,8 @@ class Undo:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # A step moves the generators last; an interrupt, raised when an operator returns, may find it complete.
+        # Moving the generators ends a step. KeyboardInterrupt is raised when an operator returns, perhaps the last one:
+        # if the generators have moved, the step is complete and stays.
         if kind is None or any(version_of(rng) != before for rng, before in self._generators):
             return
         for tensor, value in self._before:

@@ -39,7 +39,7 @@ class Phi(nn.Module):
         kind = _CONVOLUTIONS[len(shape)]
         calls = type(self.conv).forward is not kind.forward or is_observed_itself(self.conv)
         if calls and tokens.numel() > 0:
-            # Such as pruning, which sets the weight in a hook.
+            # A forward or hook of the user must run, such as that of torch.nn.utils.prune, which sets the weight.
             return self._convolved(_ops.resample_scale(tokens, list(shape), full, "interpolate"))
         return _ops.spread_scale(
             tokens, list(shape), full, self.conv.weight, self.conv.bias, self.resi_ratio
@@ -53,11 +53,11 @@ def spread(phi: nn.Module, tokens: Tensor, shape: Sequence[int], full: Sequence[
     """Tokens (B, L, D) of a grid of ``shape`` as a map (B, D, *full), through the module of their scale."""
     if isinstance(phi, Phi):
         return phi(tokens, shape, full)
-    # What a user put there, a wrapper of ours or another module, takes a map, as in the reference.
+    # What a user put in its place, a wrapper around it or another module, takes a map, as in the reference.
     maps = _ops.resample_scale(tokens, list(shape), _plain(full), "interpolate")
     return project(phi, maps).to(maps.dtype)
 
 
 def _plain(sizes: Sequence[int]) -> list[int]:
-    # In a trace sizes are tensors, of which operators take no lists.
+    # Under torch.jit.trace sizes are tensors, and operators take no lists of tensors as sizes.
     return [int(size) for size in sizes] if is_jit_traced() else list(sizes)

@@ -77,18 +77,19 @@ def walk(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> Walk:
         prepare_levels(rvq, inputs, request)
         paths = search_paths(rvq, inputs, request)
 
-    # Inputs without a gradient leave it to the codes, where it has not been divided.
+    # Whether _balanced has divided the gradient of inputs that are scored against targets. Without a gradient of the
+    # inputs that of the output goes to the codes, undivided.
     divided = request.targets is not None and _averages_gradients(rvq) and takes_gradient(inputs)
 
     def scored(x: Tensor) -> Tensor:
-        """What losses of a level see of the inputs; nothing balances that of targets, so its gradient is whole."""
+        """The inputs as the losses see them. A loss of targets is not balanced, so its gradient is not divided."""
         return undivided(x, request.depth, 1 - rvq.quant_grad_frac) if divided else x
 
     def choose(index: int, residual: Tensor, total: Tensor) -> tuple[Level, WalkedLevel]:
         nonlocal summed
         implicit = None
         if index > 0 and rvq.implicit_neural_codebook:
-            # Only losses give codes that a network computes a gradient, and so the condition.
+            # Codes that a network computes, and through them its condition, get their gradient from the losses alone.
             implicit = Implicit(rvq.mlp(index), scored(_condition(rvq, compared, total, summed)))
         chosen = None if paths is None else paths[index]
         level = _choose_level(rvq, index, residual, implicit, request, chosen)
@@ -109,10 +110,10 @@ def walk(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> Walk:
 
 
 def _balanced(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> Tensor:
-    """The inputs as the levels see them; see ``engine.balanced``.
+    """The inputs as the levels see them: ``engine.balanced`` in training, unless gradients of levels are summed.
 
-    The output of a stack that averages the gradients of levels is that of divided inputs. In others there is no loss to
-    balance if targets are scored.
+    A stack that averages these takes the gradient of its output from the same inputs, so they are divided also where
+    targets are scored; in other stacks a loss of targets is not balanced.
     """
     balances = _averages_gradients(rvq) or request.targets is None
     if not rvq.training or _sums_gradients(rvq) or not balances:
@@ -168,7 +169,7 @@ def _choose_level(
     if index == 0 and rvq.shared_codebook and not request.frozen:
         step_shared_optimizer(rvq, residual, request)
     tokens = rvq.layout.merge_heads(residual, *request.batch).flatten(2)
-    # With one estimator for the stack, levels need their own only for the gradient that they hand on.
+    # With one estimator for the stack, a level needs its own only to hand a gradient on to the next level.
     own = vq.training and (rvq.estimates_levels or rvq.quant_grad_frac > 0)
     estimator = None if own else "none"
     rng = rvq._level_rng(index)
@@ -287,7 +288,7 @@ def learn(stacks: Sequence[Searched]) -> list[list[Tensor | None]]:
     Stacks with equal options share one exchange over ranks. Returns for each stack the tokens per code of each level,
     over all ranks; None for a level that does not learn.
     """
-    # Those that evaluate know of no ranks, and of no recomputation.
+    # Asks a stack that trains: one that evaluates has neither the ranks of the step nor the record of a recomputation.
     training = (stack for stack in stacks if _learning.synced_level(stack.rvq.levels).training)
     rvq, (first, *_), request = next(training, stacks[0])
     if first.vq._codebook.replaying:

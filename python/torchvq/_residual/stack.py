@@ -98,7 +98,7 @@ class ResidualStack(RandomState):
     gradient = "attached"
     vqp_compat = False
     communicates = False  # whether ranks exchange messages in a training forward
-    # A class that replaces how codes are found has their sum as output, as in the reference.
+    # Methods whose override in a subclass makes `get_output_from_indices` sum the codes that they return.
     decoding: Methods
     # Options in which ranks must agree, as text, besides those of the levels.
     signature = ""
@@ -262,7 +262,8 @@ class ResidualStack(RandomState):
 
     def _process(self, inputs: Tensor, request: LevelsRequest) -> LevelsResult:
         balances = self.training and self.gradient in ("averaged", "estimated")
-        # By all levels: a step of fewer weighs less, as in the reference, whose gains are the levels in use.
+        # Divided by the number of all levels, in a step that drops some as well: such a step weighs less, as in the
+        # reference, whose gain is the number of levels in use.
         compared = balanced(inputs, self.num_quantizers) if balances else inputs
         found = self.process_at_once(compared, request)
         if found is None:
@@ -272,7 +273,7 @@ class ResidualStack(RandomState):
             found = found._replace(total=self.estimate(own, found.total))
         if not request.all_codes:
             return found._replace(codes=())
-        # The gradient of averaged levels is a part of that of their sum.
+        # Without a gradient of their own: that of averaged levels is defined for the sum of their codes alone.
         averaged = self.training and self.gradient == "averaged"
         codes = [own.detach() for own in found.codes] if averaged else found.codes
         return found._replace(codes=codes)

@@ -42,7 +42,8 @@ def can_step_at_once(rvq: "ResidualVQ", tokens: Tensor) -> bool:
         return False
     by_gradient = training and "embed" in first._codebook._parameters
     if by_gradient and rvq.quant_grad_frac > 0 and not takes_gradient(tokens):
-        # Codes hand their gradient on to later levels, which need an estimator then; the first has nothing to reach.
+        # When codes take a gradient, later levels need an estimator and the first does not, so one option cannot serve
+        # all.
         return False
     for level in levels:
         codebook = level._codebook
@@ -55,7 +56,8 @@ def can_step_at_once(rvq: "ResidualVQ", tokens: Tensor) -> bool:
         )
         if not alike:
             return False
-    # Last: a recomputation that walks has not captured the state of levels that it drops.
+    # Last, because in_step reads the state of all levels. The record of a checkpointed step that walks through the
+    # levels has none for levels that were dropped; the recomputation of such a step has returned above.
     keeps = training and first._codebook.keeps_statistics and not rvq.shared_codebook
     return not keeps or in_step([level._codebook for level in levels])
 

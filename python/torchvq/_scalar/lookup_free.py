@@ -214,8 +214,8 @@ def handshake(
     """
     if ranks.alone:
         return
-    # The first tensor tells the device. Compilers keep the operator only if it writes to the module's state; masks are
-    # equal on all ranks.
+    # The first tensor says on which device the ranks talk. Compilers keep an operator without results only if it writes
+    # to the module's state, which is why the mask of bits is there; it is equal on all ranks.
     own = [on_device_of(tokens), quantizers[0].mask] if rng is None else [rng]
     state = own + [buffer for lfq in quantizers for buffer in lfq.replicated_state()]
     signature = f"{tokens_text(tokens.dtype)}; {stack}{joined_signature(quantizers)}"

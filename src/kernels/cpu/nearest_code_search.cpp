@@ -67,11 +67,12 @@ struct NearestCodeSearchOf<T>::Block {
 
 namespace {
 
-/// Running bests that stay in the first-level cache. As many with thousands of features: fewer packed rows would stay
-/// in the second level, but all codes come from the third once a block.
+/// Rows of a block, whose running bests stay in the first-level cache. Vectors of thousands of features get no smaller
+/// blocks: fewer packed rows would stay in the second level, but every block reads all codes from the third.
 constexpr int64_t kBlockRows = 96;
 
-/// A pair of float64 takes some four times as long as in a tile: as large a share of the codes is left.
+/// To decide on one row and one code in float64 takes some four times as long as in the packed search of
+/// NearestCodeWideSearch, so a row with more candidates than a quarter of the codes is left to that.
 constexpr int64_t kSharePairs = 4;
 constexpr int64_t kTrial = 8;  // with so few open rows it is too early to judge
 
