@@ -32,6 +32,7 @@ from torchvq._base.ranks import (
 )
 from torchvq._base.replaced import methods_of, warn_of_replaced
 from torchvq._base.replay import StepRecords
+from torchvq._base.torch_private import as_constants
 from torchvq.outputs import FSPOutput
 
 if TYPE_CHECKING:
@@ -197,9 +198,10 @@ class FSP(OwnHandle, NoisyModule):
     @property
     def signature(self) -> str:
         """The options in which all ranks must agree, as text; they may change while the module trains."""
+        (rate,) = as_constants((self.quantize_rate,))
         return (
             f"FSP of levels {self.levels}, {self.act_name}, inverse {self.need_inv_act}, "
-            f"rate {self.quantize_rate}, norm {self.vector_norm}"
+            f"rate {rate}, norm {self.vector_norm}"
         )
 
     def forward(

@@ -25,6 +25,7 @@ from torchvq._base.projection import (
 )
 from torchvq._base.random_state import RandomState
 from torchvq._base.ranks import group_name, ranks_of
+from torchvq._base.torch_private import as_constants
 from torchvq._base.wide_buffers import wide_default
 from torchvq._scalar import lookup_free as _lookup_free
 from torchvq._scalar.lookup_free import Found, Request
@@ -259,9 +260,10 @@ class LFQ(OwnHandle, RandomState):
     @property
     def signature(self) -> str:
         """The options in which all ranks must agree, as text; they may change while the module trains."""
+        scale, fraction = as_constants((self.codebook_scale, self.frac_per_sample_entropy))
         return (
-            f"LFQ of {self.num_codebooks} codebooks of {self.codebook_dim} bits, scale {self.codebook_scale}, "
-            f"spherical {self.spherical}, fraction {self.frac_per_sample_entropy}, vqp_compat {self.vqp_compat}"
+            f"LFQ of {self.num_codebooks} codebooks of {self.codebook_dim} bits, scale {scale}, "
+            f"spherical {self.spherical}, fraction {fraction}, vqp_compat {self.vqp_compat}"
         )
 
     # Forward -------------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from ranks import Ranks
 from shards import codebook, concatenated, group_name, make_shard
 from torch import Tensor
 
+import torchvq
+
 ops = torch.ops.torchvq
 
 
@@ -100,6 +102,55 @@ def test_compiled_steps_on_two_ranks_are_the_eager_steps_of_one_process(two: Ran
     for state, _ in eager:
         for name, tensor in wanted.items():
             assert torch.equal(state[name], tensor), name
+
+
+# Numbers among the options, which a graph with free sizes has as inputs, are part of the text that ranks compare.
+FREE: dict[str, dict[str, object]] = {
+    "VectorQuantize": dict(dim=6, codebook_size=8, affine_param=True, sync_affine_param=True),
+    "ResidualVQ": dict(dim=6, codebook_size=8, num_quantizers=2, dead_code_threshold_fraction=0.1),
+    "HierarchicalVQ": dict(
+        dim=6,
+        codebook_size=8,
+        scales=(1, 2),
+        nested_dropout=0.5,
+        channel_first=False,
+        kmeans_init=False,
+    ),
+    "LFQ": dict(dim=6, codebook_size=16, frac_per_sample_entropy=0.5, commitment_loss_weight=0.25),
+    "FSP": dict(dim=6, levels=[5, 5, 3]),
+}
+
+
+def with_free_sizes(rank: int, name: str) -> list[bool]:
+    """Whether outputs, gradients and state of an eager module are those of a compiled one."""
+    torch.compiler.reset()
+    pairs, modules = [], []
+    for _ in range(2):
+        torch.manual_seed(3)
+        modules.append(getattr(torchvq, name)(**FREE[name]))
+    call = torch.compile(modules[1], fullgraph=True, dynamic=True, backend="aot_eager")
+    for number, batch in enumerate((3, 4, 2)):
+        x = torch.randn(
+            batch + rank, 7, 6, generator=torch.Generator().manual_seed(2 * number + rank)
+        )
+        inputs = [x.clone().requires_grad_() for _ in modules]
+        outputs = [step(own)[0] for step, own in zip((modules[0], call), inputs, strict=True)]
+        for output in outputs:
+            output.square().sum().backward()
+        pairs += [tuple(outputs), (inputs[0].grad, inputs[1].grad)]
+        for module in modules:
+            for part in module.modules():
+                if isinstance(part, torchvq.codebook.Codebook):
+                    part.decay = 0.9  # the text changes with it
+    states = [module.state_dict() for module in modules]
+    pairs += [(tensor, states[1][key]) for key, tensor in states[0].items()]
+    return [torch.equal(eager, compiled) for eager, compiled in pairs]
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_ranks_with_free_sizes_are_one_graph(two: Ranks, name: str) -> None:
+    for equal in two.run(with_free_sizes, name):
+        assert all(equal)
 
 
 def cases() -> dict[str, tuple[tuple[object, ...], dict[str, object]]]:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from torchvq._base.torch_private import as_constants
+
 if TYPE_CHECKING:
     from torchvq.codebook import Codebook
 
@@ -35,10 +37,17 @@ def signature_of(codebook: "Codebook") -> str:
 
 def _text(codebook: "Codebook") -> str:
     heads, size, dim = codebook.embed_avg.shape
-    threshold, reset = codebook.threshold_ema_dead_code, codebook.reset_cluster_size
+    numbers = (
+        codebook.decay,
+        codebook.eps,
+        codebook.threshold_ema_dead_code,
+        codebook.dead_code_threshold_fraction,
+        codebook.reset_cluster_size,
+    )
+    decay, eps, threshold, fraction, reset = as_constants(numbers)
     text = (
-        f"{heads} codebooks of {size} codes of {dim}, {codebook.metric}, decay {codebook.decay}, eps {codebook.eps}, "
-        f"dead codes below {threshold} or {codebook.dead_code_threshold_fraction} of the mean, "
+        f"{heads} codebooks of {size} codes of {dim}, {codebook.metric}, decay {decay}, eps {eps}, "
+        f"dead codes below {threshold} or {fraction} of the mean, "
         f"manual {codebook.manual_ema_update}, affine {codebook.affine_param}, vqp_compat {codebook.vqp_compat}, "
         f"by gradient {'embed' in codebook._parameters}"
     )

@@ -9,7 +9,8 @@ import importlib
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -135,6 +136,25 @@ def constant_in_graphs(function: _Function) -> _Function:
     """``torch.compiler.assume_constant_result`` without importing the compiler, which that function does."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def as_constants(values: Iterable[object]) -> tuple[object, ...]:
+    """The values, whose numbers compilers take for constants: those of a graph with ``dynamic=True`` are its inputs,
+    which no text can contain. Another value makes another graph.
+    """
+    if not torch.compiler.is_compiling():
+        return tuple(values)
+    return tuple([_as_constant(value) for value in values])
+
+
+def _as_constant(value: object) -> object:
+    if isinstance(value, tuple):
+        return as_constants(value)
+    if not isinstance(value, float):
+        return value
+    # The key of a group is a constant to compilers, which guard it.
+    ((key, _),) = groupby((value,))
+    return key
 
 
 def outside_graphs(reason: str) -> Callable[[_Function], _Function]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchvq._base.ranks import Ranks
 from torchvq._base.readable import is_readable_after_wait
 from torchvq._base.sharded import keep_in_shards
-from torchvq._base.torch_private import is_mapped, uncounted
+from torchvq._base.torch_private import as_constants, is_mapped, uncounted
 from torchvq._codebook.learning import learn_apart
 
 if TYPE_CHECKING:
@@ -188,12 +188,13 @@ def optimizer_text(owner: "Owner") -> str:
         return "none"
     loaded = " with loaded state" if owner.in_place_state_loaded else ""
     options = optimizer.defaults
+    lr, *values = as_constants((options.get("lr"), *options.values()))
     others = [
         f"{name} {value}"
-        for name, value in options.items()
+        for name, value in zip(options, values, strict=True)
         if name != "lr" and isinstance(value, bool | int | float | tuple)
     ]
-    rate = f"{type(optimizer).__name__} of rate {options.get('lr')}"
+    rate = f"{type(optimizer).__name__} of rate {lr}"
     return ", ".join([f"{rate}{loaded}", *others])
 
 

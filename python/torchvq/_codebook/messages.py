@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchvq._base.ranks import Ranks, handshake, tokens_text
+from torchvq._base.torch_private import as_constants
 from torchvq._codebook.in_place import learns_in_place, optimizer_text
 from torchvq._codebook.learning import trains
 from torchvq._codebook.request import Request
@@ -114,7 +115,7 @@ _LEVEL = (
 def _level_options(vq: "VectorQuantize") -> tuple[object, ...]:
     """The values of ``_LEVEL``: those of the options that a stack does not list for all its levels."""
     codebook = vq._codebook
-    return (
+    values = (
         codebook.kmeans_iters,
         vq.sync_kmeans,
         vq.sync_affine_param,
@@ -126,6 +127,7 @@ def _level_options(vq: "VectorQuantize") -> tuple[object, ...]:
         vq.manual_in_place_optimizer_update,
         codebook.overlap_sync,
     )
+    return as_constants(values)
 
 
 def _other_levels(levels: Sequence["VectorQuantize"]) -> str:

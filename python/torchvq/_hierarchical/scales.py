@@ -13,6 +13,7 @@ from torch import Tensor
 from torchvq._base.gradients import reaching
 from torchvq._base.options import expect
 from torchvq._base.ranks import Ranks, distributed_training
+from torchvq._base.torch_private import as_constants
 from torchvq._codebook import learning as _learning
 from torchvq._codebook import losses as _losses
 from torchvq._codebook import request as _request
@@ -113,9 +114,10 @@ def options_text(hvq: "HierarchicalVQ", request: ScaleRequest) -> str:
     scales = list(enumerate(hvq.levels))
     frozen = [index for index, vq in scales if _learning.is_left_out(vq, asked.freezes(vq))]
     unmoved = [index for index, vq in scales if not vq.ema_update]
+    (dropout,) = as_constants((hvq.nested_dropout,))
     return (
         f"HierarchicalVQ of scales {hvq.level_shapes}, shared {hvq.shared_codebook}, "
-        f"dropout {hvq.nested_dropout} from {hvq.nested_dropout_min_levels}, "
+        f"dropout {dropout} from {hvq.nested_dropout_min_levels}, "
         f"frozen scales {frozen}, without averages {unmoved}"
     )
 
