@@ -143,6 +143,7 @@ class FSP(OwnHandle, NoisyModule):
     sync_statistics: bool | None
     process_group: str | None
     has_projections: bool
+    handshakes: Tensor
     _gathered: StepRecords[Tensor]
 
     def __init__(
@@ -348,10 +349,7 @@ class FSP(OwnHandle, NoisyModule):
         """Before the first forward whose moments ranks share, compares options over the ranks."""
         if ranks.alone:
             return
-        state = [on_device_of(latents)]
-        written = self._buffers.get("handshakes")
-        if written is not None:  # modules of older files have none
-            state.append(written)
+        state = [on_device_of(latents), self.handshakes]
         _ops.handshake_(state, handle=self.handle, signature=self.signature, **ranks.options())
 
     def _shared(self, latents: Tensor, moments: Tensor, ranks: Ranks) -> Tensor:

@@ -1,8 +1,6 @@
 #include "detail/random_tensor.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/argsort.h>
 #include <ATen/ops/frexp.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/where.h>
@@ -66,13 +64,6 @@ at::Tensor log_of_uniform(const at::Tensor& u) {
 at::Tensor normal_from_bits(const at::Tensor& radius_bits, const at::Tensor& angle_bits) {
   const auto radius = square_root(log_of_uniform(uniform_from_bits(radius_bits, 53)) * -2.0);
   return radius * cosine_of_turn(uniform_from_bits(angle_bits, 53));
-}
-
-at::Tensor random_permutation(const at::Tensor& rng, RandomPurpose purpose, int64_t count,
-                              int64_t stream) {
-  const auto key = random_key(rng, static_cast<int64_t>(purpose), stream);
-  const auto bits = random_bits(key, at::arange(count, rng.options()));
-  return at::argsort(bits, /*stable=*/true, /*dim=*/0, /*descending=*/false);
 }
 
 void check_rng(const char* op, const at::Tensor& rng) {

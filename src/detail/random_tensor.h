@@ -27,11 +27,6 @@ at::Tensor log_of_uniform(const at::Tensor& u);
 /// normal_from_bits() as float64.
 at::Tensor normal_from_bits(const at::Tensor& radius_bits, const at::Tensor& angle_bits);
 
-/// A random order of 0 ... count-1, int64: positions sorted by hash, compared as signed integers.
-/// The first m entries are a uniform subset of size m.
-at::Tensor random_permutation(const at::Tensor& rng, RandomPurpose purpose, int64_t count,
-                              int64_t stream = 0);
-
 /// Throws unless rng is int64 of shape (2,).
 void check_rng(const char* op, const at::Tensor& rng);
 

@@ -76,6 +76,35 @@ std::string scales_signature(const HierarchicalVQImpl& hvq,
   return text.str();
 }
 
+/// Ranks compare options and state before anything is drawn or written.
+void agree_on_scales(const HierarchicalVQImpl& hvq, const std::vector<VectorQuantizeImpl*>& levels,
+                     const std::vector<Codebook>& codebooks, std::optional<bool> frozen,
+                     at::ScalarType dtype, const distributed::Ranks& ranks) {
+  const auto freezes = [&](const VectorQuantizeImpl* vq) {
+    return detail::freezes(hvq, *vq, frozen);
+  };
+  detail::agree_in_stack({.levels = levels,
+                          .codebooks = codebooks,
+                          .signature = scales_signature(hvq, levels, frozen),
+                          .frozen = std::all_of(levels.begin(), levels.end(), freezes),
+                          .dtype = dtype},
+                         ranks);
+}
+
+/// The indices of each scale in its shape; -1 for dropped scales.
+std::vector<torch::Tensor> indices_of_scales(const HierarchicalVQImpl& hvq,
+                                             const std::vector<torch::Tensor>& searched,
+                                             int64_t batch) {
+  std::vector<torch::Tensor> indices;
+  for (const auto& positions : hvq.resolved().shapes) {
+    const auto shape = with_batch(batch, positions);
+    const bool dropped = indices.size() >= searched.size();
+    indices.push_back(dropped ? at::full(shape, -1, searched[0].options())
+                              : searched[indices.size()].view(shape));
+  }
+  return indices;
+}
+
 /// (B, D, *S), float32 or float64, zeros for padding.
 torch::Tensor maps_of(const HierarchicalVQOptions& options, const torch::Tensor& x,
                       const OptionalTensor& mask) {
@@ -264,16 +293,8 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
   const auto ranks = detail::ranks_of(detail::synced_level(vqs), kHierarchicalVQ, options.dim());
   // Before the depth is drawn, so that ranks draw the same depth.
   const auto maps = maps_of(options, x, mask);
-  const bool frozen = std::all_of(levels.begin(), levels.end(), [&](const VectorQuantizeImpl* vq) {
-    return detail::freezes(*this, *vq, call.freeze_codebook());
-  });
   if (!ranks.alone()) {
-    detail::agree_in_stack({.levels = levels,
-                            .codebooks = codebooks,
-                            .signature = scales_signature(*this, levels, call.freeze_codebook()),
-                            .frozen = frozen,
-                            .dtype = maps.scalar_type()},
-                           ranks);
+    agree_on_scales(*this, levels, codebooks, call.freeze_codebook(), maps.scalar_type(), ranks);
   }
   if (is_training()) {
     for (const auto* vq : levels) detail::check_options_set_later(*vq);
@@ -295,16 +316,10 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
       options.vqp_compat() ? detail::CallerCode::kBetweenUpdates : detail::CallerCode::kNone;
   const auto done =
       is_training() ? detail::undone_if_it_fails(std::move(levels), run, runs) : run();
-  HierarchicalVQOutput output{
-      restore_map(options, done.output, x, mask), {}, done.loss, std::nullopt};
+  HierarchicalVQOutput output{restore_map(options, done.output, x, mask),
+                              indices_of_scales(*this, done.indices, x.size(0)), done.loss,
+                              std::nullopt};
   if (depth < num_levels()) output.cutoff = depth - 1;
-  for (int64_t scale = 0; scale < num_levels(); ++scale) {
-    const auto shape = with_batch(x.size(0), resolved_.shapes[scale]);
-    const bool searched = scale < static_cast<int64_t>(done.indices.size());
-    // Dropped scales have no index.
-    output.indices.push_back(searched ? done.indices[scale].view(shape)
-                                      : at::full(shape, -1, done.indices[0].options()));
-  }
   return output;
 }
 

@@ -56,6 +56,11 @@ detail::Request request_of(const VectorQuantizeImpl& vq, const torch::Tensor& x,
   };
 }
 
+/// Tokens of each head in the space in which they are compared with codes.
+torch::Tensor metric_space(const CodebookImpl& codebook, const torch::Tensor& inputs) {
+  return codebook.options.use_cosine_sim() ? ops::unit_vectors(inputs) : inputs;
+}
+
 /// Whether learning outside of forward replaces codes, and so counts them and draws; not in
 /// evaluation.
 bool replaces_codes(const CodebookImpl& codebook) {
@@ -303,10 +308,7 @@ void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch:
   const auto targets = detail::unflattened(indices, x, layout);
   detail::check_targets(targets, x, layout, codebook_state->embed.size(1));
   const auto head_mask = layout.split_mask(layout.token_mask(x, mask, std::nullopt));
-  auto inputs = layout.split_heads(project(layout.pack(x)));
-  if (codebook_state->options.use_cosine_sim()) {
-    inputs = ops::unit_vectors(inputs);
-  }
+  const auto inputs = metric_space(*codebook_state, layout.split_heads(project(layout.pack(x))));
   const auto ranks = detail::sharing_ranks_of(*this, kVectorQuantize, options.dim());
   const bool replaces = replaces_codes(*codebook_state);
   // Candidates for dead codes come with the statistics, but not in evaluation.
@@ -328,10 +330,8 @@ void VectorQuantizeImpl::expire_codes_(const torch::Tensor& x) {
   TORCH_CHECK_VALUE(x.dim() == 3 && x.size(2) == width,
                     "VectorQuantize: expected x to be of shape (B, N, ", width, "), but got shape ",
                     x.sizes());
-  auto inputs = detail::layout_of(options, kVectorQuantize).split_heads(x);
-  if (codebook_state->options.use_cosine_sim()) {
-    inputs = ops::unit_vectors(inputs);
-  }
+  const auto inputs =
+      metric_space(*codebook_state, detail::layout_of(options, kVectorQuantize).split_heads(x));
   const auto ranks = detail::sharing_ranks_of(*this, kVectorQuantize, options.dim());
   detail::agree_to_learn(*this, ranks, inputs.scalar_type(), "candidates");
   codebook_state->reset_replaced();

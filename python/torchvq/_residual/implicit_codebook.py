@@ -28,8 +28,6 @@ class MLP(nn.Module):
     ``l2norm_output`` divided by its length.
     """
 
-    l2norm_output = False  # modules of older files have none
-
     def __init__(
         self, dim: int, dim_hidden: int | None = None, depth: int = 4, l2norm_output: bool = False
     ) -> None:

@@ -73,72 +73,103 @@ void update_row(const EmaUpdate& update, const double* sums, double weight, doub
   if (finish) kernels::write_code(average, after, update.unit, update.dim, code);
 }
 
-/// Sums::Reader(sums).row(slot) returns the SumRow of a code; each thread needs its own reader.
-template <typename T, typename Sums>
-void update_head(const EmaUpdate& update, const Sums& sums, int64_t head, T* cluster_size,
-                 T* embed_avg, T* embed) {
-  const int64_t first = head * update.size, last = first + update.size;
-  const double mass = static_cast<double>(update.size) * update.eps;
+/// A head of a codebook in an update. `first` is the place of its first code in the tensors, which
+/// hold all heads.
+template <typename T>
+struct EmaHead {
+  int64_t first;
+  T *cluster_size, *embed_avg, *embed;
+  std::vector<double> before;  ///< smoothed sizes before the update, if averages begin as codes
+  std::vector<bool> faint;     ///< codes that keep their values: no tokens, and next to no size
+  double total = 0;            ///< of the sizes after the update
+  double mass = 0;             ///< that smoothing adds to the total
+};
+
+/// Updates the sizes of a head.
+template <typename T>
+void update_sizes(const EmaUpdate& update, EmaHead<T>& head) {
+  auto* const sizes = head.cluster_size + head.first;
+  head.mass = static_cast<double>(update.size) * update.eps;
+  head.faint.resize(update.size);
+  if (update.from_codebook) head.before.resize(update.size);
   const double total_before =
-      update.from_codebook ? kernels::order_free_total(cluster_size + first, update.size) : 0.0;
-  std::vector<double> before(update.from_codebook ? update.size : 0);
+      update.from_codebook ? kernels::order_free_total(sizes, update.size) : 0.0;
   const double faint_below = kernels::faint_below(update.decay);
-  std::vector<bool> faint(update.size);
-  for (int64_t slot = first; slot < last; ++slot) {
+  for (int64_t k = 0; k < update.size; ++k) {
     if (update.from_codebook) {
-      before[slot - first] =
-          kernels::smoothed_size(cluster_size[slot], update.eps, total_before, total_before + mass);
+      head.before[k] =
+          kernels::smoothed_size(sizes[k], update.eps, total_before, total_before + head.mass);
     }
-    cluster_size[slot] = static_cast<T>(kernels::decayed(cluster_size[slot], update.weights[slot],
-                                                         static_cast<double>(update.counts[slot])));
-    faint[slot - first] =
-        update.counts[slot] == 0 && static_cast<double>(cluster_size[slot]) < faint_below;
+    const int64_t count = update.counts[head.first + k];
+    sizes[k] = static_cast<T>(
+        kernels::decayed(sizes[k], update.weights[head.first + k], static_cast<double>(count)));
+    head.faint[k] = count == 0 && static_cast<double>(sizes[k]) < faint_below;
   }
-  const double total = kernels::order_free_total(cluster_size + first, update.size);
+  head.total = kernels::order_free_total(sizes, update.size);
+}
+
+/// Updates averages and codes from place `begin` to place `end`.
+template <typename T, typename Sums>
+void update_rows(const EmaUpdate& update, const Sums& sums, const EmaHead<T>& head, int64_t begin,
+                 int64_t end) {
   const auto rows = kernels::code_rows_kernel(kernels::cpu_level());
-  at::parallel_for(
-      first, last, std::max<int64_t>(1, 16384 / update.dim), [&](int64_t begin, int64_t end) {
-        typename Sums::Reader reader(sums);
-        std::vector<double> decoded(update.dim);
-        kernels::UnitCodes unit_codes(rows, update.dim);
-        for (int64_t slot = begin; slot < end; ++slot) {
-          const double after =
-              kernels::smoothed_size(cluster_size[slot], update.eps, total, total + mass);
-          const bool finish = update.finish && !faint[slot - first] && after > 0;
-          const double weight = update.weights[slot];
-          T* const average = embed_avg + slot * update.dim;
-          T* const code = embed + slot * update.dim;
-          const bool has_tokens = update.counts[slot] != 0;
-          if (has_tokens) decode_row(reader.row(slot), update.dim, decoded.data());
-          if constexpr (std::is_same_v<T, float>) {
-            if (is_plain<T>(update)) {
-              float* const to = finish ? code : nullptr;
-              if (has_tokens) {
-                rows.move(decoded.data(), weight, after, update.dim, average, to);
-              } else {
-                rows.decay(weight, after, update.dim, average, to);
-              }
-              if (finish && update.unit) unit_codes.add(code);
-              continue;
-            }
-          }
-          if (!has_tokens) std::fill(decoded.begin(), decoded.end(), 0.0);
-          update_row(update, decoded.data(), weight,
-                     update.from_codebook ? before[slot - first] : 0.0, after, finish, average,
-                     code);
+  typename Sums::Reader reader(sums);
+  std::vector<double> decoded(update.dim);
+  kernels::UnitCodes unit_codes(rows, update.dim);
+  for (int64_t slot = begin; slot < end; ++slot) {
+    const int64_t k = slot - head.first;
+    const double after = kernels::smoothed_size(head.cluster_size[slot], update.eps, head.total,
+                                                head.total + head.mass);
+    const bool finish = update.finish && !head.faint[k] && after > 0;
+    const double weight = update.weights[slot];
+    T* const average = head.embed_avg + slot * update.dim;
+    T* const code = head.embed + slot * update.dim;
+    const bool has_tokens = update.counts[slot] != 0;
+    if (has_tokens) decode_row(reader.row(slot), update.dim, decoded.data());
+    if constexpr (std::is_same_v<T, float>) {
+      if (is_plain<T>(update)) {
+        float* const to = finish ? code : nullptr;
+        if (has_tokens) {
+          rows.move(decoded.data(), weight, after, update.dim, average, to);
+        } else {
+          rows.decay(weight, after, update.dim, average, to);
         }
-        unit_codes.finish();
-      });
-  if (!update.finish || !(total > 0)) return;
-  const double unused_below = kernels::unused_below(update.decay, total, update.size);
+        if (finish && update.unit) unit_codes.add(code);
+        continue;
+      }
+    }
+    if (!has_tokens) std::fill(decoded.begin(), decoded.end(), 0.0);
+    const double before = update.from_codebook ? head.before[k] : 0.0;
+    update_row(update, decoded.data(), weight, before, after, finish, average, code);
+  }
+  unit_codes.finish();
+}
+
+/// Moves unused codes of a head to codes with many tokens.
+template <typename T>
+void draw_unused(const EmaUpdate& update, const EmaHead<T>& head) {
+  const auto* const sizes = head.cluster_size + head.first;
+  const double unused_below = kernels::unused_below(update.decay, head.total, update.size);
   std::vector<bool> unused(update.size);
   for (int64_t k = 0; k < update.size; ++k)
-    unused[k] = faint[k] && static_cast<double>(cluster_size[first + k]) < unused_below;
+    unused[k] = head.faint[k] && static_cast<double>(sizes[k]) < unused_below;
   const auto step = [&](int64_t k) {
-    return kernels::drawn_by(update.weights[first + k], update.decay);
+    return kernels::drawn_by(update.weights[head.first + k], update.decay);
   };
-  kernels::draw_unused_codes(cluster_size + first, unused, step, update.unit, update.dim,
-                             in_parallel, embed + first * update.dim);
+  kernels::draw_unused_codes(sizes, unused, step, update.unit, update.dim, in_parallel,
+                             head.embed + head.first * update.dim);
+}
+
+/// Sums::Reader(sums).row(slot) returns the SumRow of a code; each thread needs its own reader.
+template <typename T, typename Sums>
+void update_head(const EmaUpdate& update, const Sums& sums, int64_t index, T* cluster_size,
+                 T* embed_avg, T* embed) {
+  EmaHead<T> head{index * update.size, cluster_size, embed_avg, embed, {}, {}};
+  update_sizes(update, head);
+  at::parallel_for(
+      head.first, head.first + update.size, std::max<int64_t>(1, 16384 / update.dim),
+      [&](int64_t begin, int64_t end) { update_rows(update, sums, head, begin, end); });
+  if (update.finish && head.total > 0) draw_unused(update, head);
 }
 
 /// A head without tokens is not updated.

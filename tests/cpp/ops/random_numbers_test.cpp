@@ -33,25 +33,6 @@ TEST(RandomNumbersTest, TensorTwinGivesTheSameBits) {
   }
 }
 
-TEST(RandomNumbersTest, PermutationsVisitEveryPositionOnce) {
-  for (const int64_t count : {0, 1, 2, 1000}) {
-    const auto order = detail::random_permutation(example_rng(), RandomPurpose::kNoise, count);
-    EXPECT_TRUE(at::equal(std::get<0>(order.sort()), at::arange(count, at::kLong)));
-  }
-}
-
-TEST(RandomNumbersTest, PermutationsHaveNoPreferredStart) {
-  std::vector<int64_t> first(8, 0);
-  for (int64_t step = 0; step < 8000; ++step) {
-    const auto rng = at::tensor({int64_t{1}, step});
-    const auto order = detail::random_permutation(rng, RandomPurpose::kNoise, 8);
-    ++first[order[0].item<int64_t>()];
-  }
-  double chi2 = 0;
-  for (const auto count : first) chi2 += (count - 1000.0) * (count - 1000.0) / 1000.0;
-  EXPECT_LT(chi2, 29.9);  // 7 degrees of freedom, one chance in ten thousand
-}
-
 TEST(RandomNumbersTest, StaysInsideTheIntervalAtTheExtremes) {
   for (const int precision : {8, 11, 24, 53}) {
     EXPECT_GT(kernels::uniform_from_bits(0, precision), 0.0);
