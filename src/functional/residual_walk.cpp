@@ -6,6 +6,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
+#include <torch/library.h>
 
 #include <torchvq/functional/vector_quantize.h>
 #include <torchvq/ops/straight_through.h>
@@ -83,6 +84,19 @@ at::Tensor balanced(const at::Tensor& inputs, int64_t levels, double ratio,
   return with_gain(inputs, levels, ratio, depth, true);
 }
 
+at::Tensor undivided(const at::Tensor& inputs, int64_t levels, double ratio,
+                     const std::optional<at::Tensor>& depth) {
+  return with_gain(inputs, levels, ratio, depth, false);
+}
+
+at::Tensor weighted(const at::Tensor& inputs, int64_t used, int64_t levels,
+                    const std::optional<at::Tensor>& depth) {
+  if (!depth && used == levels) return inputs;
+  const auto scaled = depth ? inputs.mul(depth->div(levels))
+                            : inputs.mul(static_cast<double>(used) / static_cast<double>(levels));
+  return ops::straight_through(scaled, inputs.detach());
+}
+
 at::Tensor compared_inputs(const at::Tensor& inputs, const StackGradient& gradient,
                            const LevelsInUse& used) {
   const bool summed = gradient.estimates_levels && !gradient.averages;
@@ -94,7 +108,7 @@ at::Tensor compared_inputs(const at::Tensor& inputs, const StackGradient& gradie
 at::Tensor scored_inputs(const at::Tensor& compared, const StackGradient& gradient,
                          const LevelsInUse& used) {
   if (!gradient.training || !gradient.averages || !used.scores_targets) return compared;
-  return with_gain(compared, used.levels, 1 - gradient.handed_on, used.depth, false);
+  return undivided(compared, used.levels, 1 - gradient.handed_on, used.depth);
 }
 
 at::Tensor stack_output(const at::Tensor& inputs, const LevelSums& sums, const at::Tensor& rng,
@@ -109,3 +123,17 @@ at::Tensor level_rng(const at::Tensor& rng, int64_t level, bool shared) {
 }
 
 }  // namespace torchvq::functional
+
+TORCH_LIBRARY_FRAGMENT(torchvq, m) {
+  using namespace torchvq::functional;
+  m.def(
+      "balanced_inputs(Tensor inputs, int levels, *, float ratio=1., Tensor? depth=None) -> Tensor",
+      TORCH_FN(balanced));
+  m.def(
+      "undivided_inputs(Tensor inputs, int levels, *, float ratio=1., Tensor? depth=None) "
+      "-> Tensor",
+      TORCH_FN(undivided));
+  m.def("weighted_inputs(Tensor inputs, int used, int levels, *, Tensor? depth=None) -> Tensor",
+        TORCH_FN(weighted));
+  m.def("level_rng(Tensor rng, int level, bool shared) -> Tensor", TORCH_FN(level_rng));
+}

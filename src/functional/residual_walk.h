@@ -84,6 +84,20 @@ WalkedLevel passed_by_padding(const WalkedLevel& level, const at::Tensor& residu
 at::Tensor balanced(const at::Tensor& inputs, int64_t levels, double ratio = 1,
                     const std::optional<at::Tensor>& depth = std::nullopt);
 
+/// Inputs of balanced(), or what was computed of them, with a gradient that is not divided.
+at::Tensor undivided(const at::Tensor& inputs, int64_t levels, double ratio = 1,
+                     const std::optional<at::Tensor>& depth = std::nullopt);
+
+/// The inputs of a stack as its one estimator sees them: their gradient is weighted by the share of
+/// the levels in use.
+///
+/// In the reference, whose levels add up, a step of few levels moves the encoder less. With equal
+/// weights, steps that drop nearly all levels disturb the others (docs/design/residual.md).
+///
+/// @param used   levels in use, if `depth` is not given.
+at::Tensor weighted(const at::Tensor& inputs, int64_t used, int64_t levels,
+                    const std::optional<at::Tensor>& depth = std::nullopt);
+
 /// The inputs of a stack as its levels see them: balanced() in training, unless gradients of levels
 /// are summed. A stack that averages these takes the gradient of its output from the same inputs, so
 /// they are divided also where targets are scored; in other stacks a loss of targets is not balanced.

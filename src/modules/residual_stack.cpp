@@ -6,8 +6,6 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <torchvq/ops/straight_through.h>
-
 #include "detail/checks.h"
 #include "functional/residual_walk.h"
 #include "modules/indices.h"
@@ -19,14 +17,6 @@ namespace torchvq::detail {
 namespace F = functional;
 
 namespace {
-
-/// The inputs, as the one estimator of a stack sees them: their gradient is weighted by the share
-/// of the levels in use.
-at::Tensor weighted(const at::Tensor& inputs, int64_t depth, int64_t levels) {
-  if (depth == levels) return inputs;
-  const double share = static_cast<double>(depth) / static_cast<double>(levels);
-  return ops::straight_through(inputs.mul(share), inputs.detach());
-}
 
 LevelsResult walk_levels_of(const StackFamily& family, const at::Tensor& inputs,
                             const std::optional<at::Tensor>& mask, int64_t depth) {
@@ -57,7 +47,7 @@ LevelsResult process_levels(const StackFamily& family, const at::Tensor& inputs,
   if (family.at_once) together = family.at_once(compared, mask, depth, all_codes);
   auto found = together ? std::move(*together) : walk_levels_of(family, compared, mask, depth);
   if (family.estimate) {
-    found.total = family.estimate(weighted(inputs, depth, family.levels), found.total);
+    found.total = family.estimate(F::weighted(inputs, depth, family.levels), found.total);
   }
   for (auto& codes : found.codes) {
     // That of averaged levels is defined for the sum of their codes alone.
