@@ -17,7 +17,7 @@ from torchvq._base.kept_statistics import KeptStatistics
 from torchvq._base.not_here import MethodsOfReference
 from torchvq._base.options import keep_values, named
 from torchvq._base.own_handle import OwnHandle
-from torchvq._base.random_state import DrawsBesideState, fresh_rng
+from torchvq._base.random_state import fresh_rng, rng_beside
 from torchvq._base.ranks import ALONE, Ranks
 from torchvq._base.readable import is_known_flag, is_readable_after_wait, shared_flag, version_of
 from torchvq._base.replay import Replayed
@@ -44,7 +44,6 @@ class Codebook(
     AffineMap,
     AddedState,
     KeptStatistics,
-    DrawsBesideState,
 ):
     """State of one or several codebooks (``H`` of them, each ``K`` codes of ``D`` features).
 
@@ -165,6 +164,13 @@ class Codebook(
     def signature(self) -> str:
         """The options in which all ranks must agree, as text."""
         return signature_of(self)
+
+    @property
+    def step_rng(self) -> Tensor:
+        """The generator for the operators of a step."""
+        # Attributes of a module take ten times as long, in every step.
+        own: dict[str, Any] = self._buffers
+        return rng_beside(own["cluster_size"], own["rng"])
 
     @property
     def has_dead_code_replacement(self) -> bool:

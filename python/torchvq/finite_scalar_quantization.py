@@ -278,7 +278,7 @@ class FSQ(RandomState):
         if mask is not None:
             options["mask"] = mask
         if rng is not None:
-            options["rng"] = noise_rng(rng, everybody())
+            options["rng"] = noise_rng(rng, everybody("FSQ"))
             options["noise"] = self.noise_dropout
             options["vqp_noise"] = self.vqp_compat
         return options

@@ -28,7 +28,7 @@ from torchvq._base.ranks import group_name, ranks_of
 from torchvq._base.torch_private import as_constants
 from torchvq._base.wide_buffers import wide_default
 from torchvq._scalar import lookup_free as _lookup_free
-from torchvq._scalar.lookup_free import Found, Request
+from torchvq._scalar.lookup_free import LFQRequest, LFQResult
 from torchvq.outputs import LookupFreeLossBreakdown, LookupFreeOutput, copied
 
 if TYPE_CHECKING:
@@ -136,12 +136,7 @@ class LFQ(OwnHandle, RandomState):
     """
 
     mask: Tensor
-    # The warning if nothing bounds the latents. None: no warning.
-    _unbounded: str | None = (
-        "LFQ: commitment_loss_weight is 0, so nothing keeps latents from growing without bound; "
-        "start with spherical=True, commitment_loss_weight=0.1 and entropy_loss_weight=0.005 "
-        "(torchvq.recommended('LFQ')), or set one of the first two or soft_clamp_input_value"
-    )
+    _warns = True  # levels do not: their stack does
 
     codebook_size: int
     codebook_dim: int
@@ -233,12 +228,12 @@ class LFQ(OwnHandle, RandomState):
         if frac_per_sample_entropy < 1:
             self.keep_rng()
         self.handle = _ops.new_handle()
-        # Without projections cosine_sim_project_in has no effect.
-        cosine = cosine_sim_project_in and self.has_projections
-        bounded = spherical or cosine or soft_clamp_input_value is not None
-        unscored = commitment_loss_weight == 0 and entropy_loss_weight > 0
-        if self._unbounded and unscored and not bounded:
-            logger.warning(self._unbounded)
+        if self._warns and self.is_unbounded:
+            logger.warning(
+                "LFQ: commitment_loss_weight is 0, so nothing keeps latents from growing without bound; "
+                "start with spherical=True, commitment_loss_weight=0.1 and entropy_loss_weight=0.005 "
+                "(torchvq.recommended('LFQ')), or set one of the first two or soft_clamp_input_value"
+            )
 
     def _make_projections(self, inner: int, cosine_scale: float | None, bias: bool) -> None:
         self.project_in: nn.Module = nn.Identity()
@@ -250,6 +245,13 @@ class LFQ(OwnHandle, RandomState):
         else:
             self.project_in = nn.Linear(self.dim, inner, bias=bias)
         self.project_out = nn.Linear(inner, self.dim, bias=bias)
+
+    @property
+    def is_unbounded(self) -> bool:
+        """Whether the losses let latents grow, and no option bounds them."""
+        grow = self.commitment_loss_weight == 0 and self.entropy_loss_weight > 0
+        bounded = self.spherical or isinstance(self.project_in, CosineSimLinear)
+        return grow and not bounded and self.soft_clamp_input_value is None
 
     @property
     def code_value(self) -> float:
@@ -303,13 +305,13 @@ class LFQ(OwnHandle, RandomState):
         records = self.training and ("rng" in self._buffers or not ranks.alone)
         with self.drawing() if records else nullcontext() as rng:
             trains = self.training
-            request = Request(
+            request = LFQRequest(
                 token_mask, rng, ranks, inv_temperature, estimates=trains, scores=trains
             )
             return self._forward(x, layout, request, return_loss_breakdown)
 
     def _forward(
-        self, x: Tensor, layout: Layout, request: Request, breakdown: bool
+        self, x: Tensor, layout: Layout, request: LFQRequest, breakdown: bool
     ) -> LookupFreeOutput | tuple[LookupFreeOutput, LookupFreeLossBreakdown]:
         # The reference quantizes padding as well.
         filled_mask = None if self.vqp_compat else request.mask
@@ -330,7 +332,7 @@ class LFQ(OwnHandle, RandomState):
         result = LookupFreeOutput(quantized, indices, found.loss)
         return (result, copied(found.terms)) if breakdown else result
 
-    def _quantize(self, tokens: Tensor, request: Request) -> Found:
+    def _quantize(self, tokens: Tensor, request: LFQRequest) -> LFQResult:
         """One step; the recomputation of a checkpointed one communicates nothing."""
         record = self.step_record
         if record is not None and record.replayed:

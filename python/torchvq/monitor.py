@@ -25,6 +25,7 @@ _PANELS = {
     "dead": "dead codes, %",
     "replaced": "codes replaced in the step, %",
 }
+_BLOCK = 1 << 16  # bytes read at once
 
 
 class ScalarWriter(Protocol):
@@ -209,12 +210,19 @@ def _drop_cut_line(path: Path) -> None:
     if not path.exists():
         return
     with path.open("r+b") as file:
-        data = file.read()
-        whole = data.rfind(b"\n") + 1
-        if data[whole:].endswith(b"}"):
+        start = end = file.seek(0, os.SEEK_END)
+        tail = b""
+        # From the end, because a log may be long.
+        while start > 0 and b"\n" not in tail:
+            start = max(start - _BLOCK, 0)
+            file.seek(start)
+            tail = file.read(end - start)
+        last = tail[tail.rfind(b"\n") + 1 :]
+        if last.endswith(b"}"):
+            file.seek(end)
             file.write(b"\n")
         else:
-            file.truncate(whole)
+            file.truncate(end - len(last))
 
 
 def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchvq._base.compat import as_returned, vqp_compat_of
 from torchvq._base.constants import materialise_constants
 from torchvq._base.contained import contained
+from torchvq._base.not_here import found_in
 from torchvq._base.options import check_options, expect, take_out
 from torchvq._base.replaced import is_replaced
 from torchvq._base.wide_buffers import wide_dtype
@@ -257,12 +258,4 @@ def _soft_clamp(
 
 
 __all__ = ["GroupedResidualFSQ", "ResidualFSQ"]  # noqa: F822
-
-
-def __getattr__(name: str) -> Any:
-    # The reference keeps both classes in one module.
-    if name == "GroupedResidualFSQ":
-        from torchvq.grouped_residual_fsq import GroupedResidualFSQ
-
-        return GroupedResidualFSQ
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = found_in("torchvq.grouped_residual_fsq", "GroupedResidualFSQ", __name__)

@@ -1,5 +1,6 @@
 """ResidualLFQ: a stack of lookup-free quantizers, each of which quantizes the residual of the ones before."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from torch.nn.functional import pad
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.contained import contained
 from torchvq._base.layout import Layout
+from torchvq._base.not_here import found_in
 from torchvq._base.options import check_options, take_out
 from torchvq._base.projection import decoding_dtype, projects_nothing
 from torchvq._base.ranks import ranks_of
@@ -23,10 +25,11 @@ from torchvq._residual.stack import (
     StackResult,
 )
 from torchvq._scalar import lookup_free as _lookup_free
-from torchvq._scalar.lookup_free import Pending, Request, Signs
+from torchvq._scalar.lookup_free import LFQRequest, Pending, Signs
 from torchvq.lookup_free_quantization import LFQ
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
 
+logger = logging.getLogger("torchvq")
 _ops = torch.ops.torchvq
 # Options of LFQ that the stack sets, and what to do instead.
 _OWN = {
@@ -43,20 +46,10 @@ class ScoredLevel(NamedTuple):
     loss: Tensor | None = None  # None if it waits for other levels or ranks
 
 
-class _First(LFQ):
-    """Has the options of all levels, and warns on behalf of the stack, for which other weights are recommended."""
-
-    _unbounded = (
-        "ResidualLFQ: commitment_loss_weight is 0, so nothing keeps latents from growing without bound; "
-        "start with commitment_loss_weight=0.25 (torchvq.recommended('ResidualLFQ')), "
-        "or set soft_clamp_input_value"
-    )
-
-
 class _Level(LFQ):
     """A level, which does not warn because its stack does."""
 
-    _unbounded = None
+    _warns = False
 
     def _get_name(self) -> str:
         return "LFQ"
@@ -133,7 +126,15 @@ class ResidualLFQ(ResidualStack):
         check_options("ResidualLFQ", own | kwargs)
         vqp_compat = vqp_compat_of(kwargs.pop("vqp_compat", None))
         options = dict(kwargs, codebook_size=codebook_size, vqp_compat=vqp_compat)
-        first = _First(**options, soft_clamp_input_value=soft_clamp_input_value)
+        # Has the options of all levels, and is no level: what it draws is part of what a seed gives.
+        first = _Level(**options, soft_clamp_input_value=soft_clamp_input_value)
+        if first.is_unbounded:
+            # On behalf of the levels, for which other weights are recommended than for an LFQ.
+            logger.warning(
+                "ResidualLFQ: commitment_loss_weight is 0, so nothing keeps latents from growing without bound; "
+                "start with commitment_loss_weight=0.25 (torchvq.recommended('ResidualLFQ')), "
+                "or set soft_clamp_input_value"
+            )
         super().__init__(
             dim=dim,
             inner_dim=first.codebook_dim,
@@ -236,13 +237,13 @@ class ResidualLFQ(ResidualStack):
         losses = None if waits else found.losses
         return LevelsResult(found.total, found.indices, codes, details, losses)
 
-    def _request_of(self, level: LFQ, mask: Tensor | None, rng: Tensor | None) -> Request:
+    def _request_of(self, level: LFQ, mask: Tensor | None, rng: Tensor | None) -> LFQRequest:
         ranks = ranks_of(level, "ResidualLFQ", self.dim)
         # Losses over ranks, and those of summed gradients, are computed after all levels.
         waits = not ranks.alone or self.gradient == "summed"
         estimates = level.training and self.gradient != "estimated"
         scores = level.training and not waits
-        return Request(mask, rng, ranks, estimates=estimates, scores=scores)
+        return LFQRequest(mask, rng, ranks, estimates=estimates, scores=scores)
 
     def estimate(self, inputs: Tensor, total: Tensor) -> Tensor:
         if not self.training:
@@ -307,12 +308,4 @@ def losses_of(stacks: Sequence[ResidualLFQ], results: Sequence[StackResult]) -> 
 
 
 __all__ = ["GroupedResidualLFQ", "ResidualLFQ"]  # noqa: F822
-
-
-def __getattr__(name: str) -> Any:
-    # The reference keeps both classes in one module.
-    if name == "GroupedResidualLFQ":
-        from torchvq.grouped_residual_lfq import GroupedResidualLFQ
-
-        return GroupedResidualLFQ
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = found_in("torchvq.grouped_residual_lfq", "GroupedResidualLFQ", __name__)

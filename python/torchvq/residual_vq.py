@@ -14,8 +14,10 @@ from torchvq._base.compat import vqp_compat_of
 from torchvq._base.contained import contained
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout, layout_by_options
-from torchvq._base.options import check_options, expect, keep_values, named
+from torchvq._base.not_here import found_in
+from torchvq._base.options import check_options, keep_values, named
 from torchvq._base.projection import make_projections, project_codes, projected_tokens
+from torchvq._base.random_state import rng_of_level
 from torchvq._base.replaced import Methods, methods_of
 from torchvq._base.sharded import gathers
 from torchvq._codebook import in_place as _in_place
@@ -23,7 +25,7 @@ from torchvq._codebook.losses import sees_padding
 from torchvq._codebook.stats import CodebookStats, draws_frozen, fit_to_codes, read_stats
 from torchvq._residual.calls import Siblings, StackRequest, agree, checked_call
 from torchvq._residual.decode import decode_levels, decode_sum
-from torchvq._residual.dropout import drawn_depth, drops_levels, seeded_depth
+from torchvq._residual.dropout import Levels, depth_of, drops_levels
 from torchvq._residual.engine import stack_levels
 from torchvq._residual.implicit_codebook import MLP
 from torchvq._residual.level_options import level_options
@@ -35,7 +37,7 @@ from torchvq.vector_quantize import VectorQuantize
 _ops = torch.ops.torchvq
 
 
-class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
+class ResidualVQ(_in_place.OptimizerInCheckpoint, Levels):
     """Residual vector quantization: each level quantizes the residual of the levels before.
 
     SoundStream (Zeghidour et al. 2021, arXiv:2107.03312), RQ-VAE (Lee et al. 2022, arXiv:2203.01941). Every level
@@ -112,9 +114,6 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
     implicit_neural_codebook: bool
     quant_grad_frac: float
     return_zeros_for_masked_padding: bool
-    quantize_dropout: bool
-    quantize_dropout_cutoff_index: int
-    quantize_dropout_multiple_of: int
     vqp_compat: bool
     beam_size: int | None
     eval_beam_size: int | None
@@ -293,16 +292,6 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         return contained(self, "layers", VectorQuantize)
 
     @property
-    def num_quantizers(self) -> int:
-        """The number of levels, that is, of ``layers``; shorten these, or append to them, to change it."""
-        return len(contained(self, "layers"))
-
-    @num_quantizers.setter
-    def num_quantizers(self, number: int) -> None:
-        count = self.num_quantizers
-        expect("ResidualVQ", number == count, "num_quantizers", "that of layers", number)
-
-    @property
     def codebook_sizes(self) -> tuple[int, ...]:
         """Number of codes of each level."""
         return tuple(level.codebook_size for level in self.levels)
@@ -343,11 +332,8 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         return [level._codebook for level in levels]
 
     def _level_rng(self, level: int) -> Tensor:
-        """The generator of a level; levels that share a codebook, and so its generator, need different draws."""
         rng = self.levels[level]._codebook.step_rng
-        if level == 0 or not self.shared_codebook:
-            return rng
-        return torch.stack([rng[0] + level, rng[1]])
+        return rng_of_level(rng, level if self.shared_codebook else 0)
 
     def _agree_on_depth(
         self,
@@ -361,19 +347,12 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
         drops = drops_levels(self)
         seeded = drops and seed is not None
         if depth is None and seeded:
-            depth = self._depth(seed)
+            depth = depth_of(self, seed)
         named = cast(int, depth) if seeded else None
         agree(self, siblings, call.ranks, frozen=call.frozen, dtype=dtype, depth=named)
-        return self._depth(None) if depth is None or not drops else depth
-
-    def _depth(self, seed: int | None) -> int | Tensor:
-        """The number of levels that this forward uses."""
-        if not drops_levels(self):
+        if not drops:
             return self.num_quantizers
-        rule = self.quantize_dropout_cutoff_index, self.quantize_dropout_multiple_of
-        if seed is not None:
-            return seeded_depth(seed, self.num_quantizers, *rule)
-        return drawn_depth(self.levels[0]._codebook.rng, self.num_quantizers, *rule)
+        return depth_of(self, None, self.levels[0]._codebook.rng) if depth is None else depth
 
     def beam_weights(self, levels: int) -> list[float]:
         """The weights of the first levels' residuals in the score of a path; none: the last residual is the score."""
@@ -444,12 +423,4 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, nn.Module):
 ResidualVQ.decoding = methods_of(ResidualVQ, "get_codes_from_indices")
 
 __all__ = ["MLP", "GroupedResidualVQ", "ResidualVQ"]  # noqa: F822
-
-
-def __getattr__(name: str) -> Any:
-    # The reference keeps both classes in one module.
-    if name == "GroupedResidualVQ":
-        from torchvq.grouped_residual_vq import GroupedResidualVQ
-
-        return GroupedResidualVQ
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = found_in("torchvq.grouped_residual_vq", "GroupedResidualVQ", __name__)

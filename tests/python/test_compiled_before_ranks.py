@@ -16,7 +16,7 @@ def test_a_graph_asks_for_the_process_group_at_each_call() -> None:
     def step(x: torch.Tensor) -> tuple[bool, bool]:
         for module in modules:
             module(x)
-        return distributed_training(), not everybody().alone
+        return distributed_training(), not everybody("FSQ").alone
 
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
     assert compiled(x) == (False, False)

@@ -85,7 +85,7 @@ def test_a_depth_that_only_the_device_knows_gives_the_same(case: str, monkeypatc
         x = data(known, step)
         expected, expected_gradient = train_step(known, x)
         monkeypatch.setattr(
-            "torchvq.residual_vq.drawn_depth", lambda *args: torch.tensor(number(*args))
+            "torchvq._residual.dropout.drawn_depth", lambda *args: torch.tensor(number(*args))
         )
         result, gradient = train_step(masked, x)
         monkeypatch.undo()
@@ -114,7 +114,7 @@ def test_a_masked_level_has_the_losses_of_the_reference(
         x = torch.randn(3, 7, 8)
         expected = known(x, **call)
         monkeypatch.setattr(
-            "torchvq.residual_vq.drawn_depth", lambda *args: torch.tensor(number(*args))
+            "torchvq._residual.dropout.drawn_depth", lambda *args: torch.tensor(number(*args))
         )
         result = device(x, **call)
         monkeypatch.undo()

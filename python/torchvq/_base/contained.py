@@ -4,7 +4,8 @@ from typing import Any
 
 from torch import nn
 
-#: Where wrappers that leave the results alone keep their module: ``torch.compile``, ``checkpoint_wrapper``.
+#: Where wrappers that leave the results alone keep their module: ``torch.compile``, ``checkpoint_wrapper``. Not FSDP1,
+#: which gathers the parameters of its module only in a forward of its own.
 _WITHIN = ("_orig_mod", "_checkpoint_wrapped_module")
 
 

@@ -25,6 +25,14 @@ def check_mask(owner: str, mask: Tensor, shape: tuple[int, ...] | None = None) -
         )
 
 
+class SplitTokens(NamedTuple):
+    """The tokens of a forward, and the same as a search takes them."""
+
+    tokens: Tensor  # (B, N, dim)
+    rows: Tensor  # (H, T, D)
+    mask: Tensor | None  # (H, T)
+
+
 class Layout(NamedTuple):
     """The layout of one module: the inputs that it accepts, and how heads map to codebooks.
 
@@ -153,10 +161,11 @@ class Layout(NamedTuple):
             options["channel_first"] = True
         return options
 
-    def split_tokens(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """x as tokens (B, N, dim) with mask (B, N), and both as a search takes them, (H, T, D) and (H, T)."""
+    def split_tokens(self, x: Tensor, mask: Tensor | None) -> SplitTokens:
+        """The tokens of x, with mask (B, N)."""
         tokens = self.pack(x, mask)
-        return tokens, self.split_heads(tokens), None if mask is None else self.split_mask(mask)
+        row_mask = None if mask is None else self.split_mask(mask)
+        return SplitTokens(tokens, self.split_heads(tokens), row_mask)
 
     def unpack_positions(self, values: Tensor, x: Tensor) -> Tensor:
         """Values per token (B, N, ...) in the layout of x: (B, *, ...)."""

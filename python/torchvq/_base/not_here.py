@@ -1,6 +1,8 @@
-"""Names of ``vector_quantize_pytorch`` that torchvq does not have: errors that say so, in place of Python's own."""
+"""Names of ``vector_quantize_pytorch`` that torchvq has in another module, or not at all: those say so in an error."""
 
+import importlib
 import sys
+from collections.abc import Callable
 from types import MethodType
 from typing import Any, NoReturn
 
@@ -25,6 +27,20 @@ def explain_absent(module: str, names: str) -> None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     vars(sys.modules[module])["__getattr__"] = __getattr__
+
+
+def found_in(source: str, name: str, module: str) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a module in which the reference keeps a class that torchvq has in another, ``source``.
+
+    That one imports this module, so this module looks it up when it is asked for the class.
+    """
+
+    def __getattr__(wanted: str) -> Any:
+        if wanted == name:
+            return getattr(importlib.import_module(source), name)
+        raise AttributeError(f"module {module!r} has no attribute {wanted!r}")
+
+    return __getattr__
 
 
 class _NotCalled:

@@ -32,6 +32,11 @@ def restarted(rng: Tensor) -> Tensor:
     return rng
 
 
+def rng_of_level(rng: Tensor, level: int) -> Tensor:
+    """The generator of one of the levels that share a codebook, and so its generator, but need different draws."""
+    return rng if level == 0 else torch.stack([rng[0] + level, rng[1]])
+
+
 def rng_beside(x: Tensor, rng: Tensor) -> Tensor:
     """The generator, on a device that operators take together with x.
 
@@ -39,19 +44,6 @@ def rng_beside(x: Tensor, rng: Tensor) -> Tensor:
     seed. Operators take tensors of one device; with x on the meta device they read no values of the generator.
     """
     return rng.to("meta") if x.is_meta else rng
-
-
-class DrawsBesideState:
-    """A module with a generator ``rng``, which draws on the device of its buffer ``cluster_size``."""
-
-    _buffers: dict[str, Tensor | None]
-
-    @property
-    def step_rng(self) -> Tensor:
-        """The generator for the operators of a step."""
-        # From the dictionary: attributes of an nn.Module take ten times as long, and every step asks.
-        state: dict[str, Any] = self._buffers
-        return rng_beside(state["cluster_size"], state["rng"])
 
 
 class StepRecord:

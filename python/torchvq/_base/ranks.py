@@ -152,7 +152,7 @@ def noise_rng(rng: Tensor, ranks: Ranks) -> Tensor:
     return torch.stack([rng[0] + _rank_in(ranks.group) * 1099511627689, rng[1]])
 
 
-def everybody(label: str = "VectorQuantize") -> Ranks:
+def everybody(label: str) -> Ranks:
     """All ranks, for modules that share no codebook; ``ALONE`` without a group."""
     return Ranks(default_group(), label) if distributed_training() else ALONE
 

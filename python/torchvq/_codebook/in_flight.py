@@ -53,24 +53,16 @@ class StepInFlight:
     ) -> None:
         """Sends the message; ``tokens`` as for ``learn_together``."""
         first = codebooks[0]
-        options = first.statistics_options(ranks) | first.learning_options(ema_update, weight)
+        options: dict[str, Any] = dict(
+            weight=None, threshold=0.0, threshold_fraction=0.0, reset_cluster_size=0.0
+        )
+        options |= first.statistics_options(ranks) | first.learning_options(ema_update, weight)
         if len(codebooks) > 1:
             options["signature"] = joined_signature(codebooks)
-        thresholds = ("threshold", "threshold_fraction", "reset_cluster_size")
+        for name in ("by_gradient", "sync_every"):  # of codebooks that do not overlap
+            options.pop(name, None)
         self._work: Any = torch.classes.torchvq.LearningInFlight(
-            *step_lists(codebooks, tokens),
-            options.get("weight"),
-            options["decay"],
-            options["eps"],
-            options["metric"],
-            options["ema_update"],
-            options["manual_ema_update"],
-            *(float(options.get(name, 0.0)) for name in thresholds),
-            options["vqp_compat"],
-            options["reduction"],
-            options["signature"],
-            options["group_name"],
-            options["label"],
+            *step_lists(codebooks, tokens), **options
         )
         self._process = os.getpid()
         # Reentrant, because finish() accesses the state, which settles.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base.arguments import expect_tensor
+from torchvq._base.layout import SplitTokens
 from torchvq._base.ranks import ALONE, Ranks, noise_rng
 from torchvq._base.readable import takes_gradient
 from torchvq._base.torch_private import is_jit_traced
@@ -22,9 +23,7 @@ _ops = torch.ops.torchvq
 
 def choose(
     vq: "VectorQuantize",
-    projected: Tensor,
-    tokens: Tensor,
-    mask: Tensor | None,
+    split: SplitTokens,
     request: Request,
     *,
     estimator: str | None = None,
@@ -34,16 +33,15 @@ def choose(
     """Takes the codes of a step and searches them; learning comes later.
 
     Args:
-        projected: (H, T, D), the vectors to search; the same tokens as ``tokens`` (B, N, dim).
-        mask: (H, T).
         estimator: of the output; default: the module's own.
         rng: (2,), for sampling and noise; default: the codebook's.
         chosen: (H, T), indices that are already chosen; then nothing is searched.
     """
-    codebook, _ = codes_of_step(vq, projected, tokens, mask, request)
-    estimator = estimator_of(vq, projected, codebook) if estimator is None else estimator
+    tokens, rows, mask = split
+    codebook, _ = codes_of_step(vq, split, request)
+    estimator = estimator_of(vq, rows, codebook) if estimator is None else estimator
     quantized, indices, codes, inputs = _ops.quantize(
-        projected,
+        rows,
         codebook,
         noise_rng(vq._codebook.step_rng if rng is None else rng, request.ranks),
         mask=mask,
@@ -111,28 +109,24 @@ def codes_to_search(
 
 
 def codes_of_step(
-    vq: "VectorQuantize",
-    projected: Tensor,
-    tokens: Tensor,
-    mask: Tensor | None,
-    request: Request,
-    *,
-    learns: bool = False,
+    vq: "VectorQuantize", split: SplitTokens, request: Request, *, learns: bool = False
 ) -> tuple[Tensor, InPlaceStep | None]:
-    """The codes for tokens (B, N, dim), projected to (H, T, D), after the step of the codebook's own optimizer, if it
-    has one; and that step. ``learns``: see ``in_place_step``.
+    """The codes to search after the step of the codebook's own optimizer, if it has one; and that step.
+
+    ``learns``: see ``in_place_step``.
     """
+    tokens, rows, mask = split
     own = None
     if learns_in_place(vq, vq._codebook) and not request.frozen:
         with own_backward():
-            codebook = codes_to_search(vq, request, tokens, projected.dtype)
-        own = in_place_step(vq, projected, codebook, mask, request, learns)
+            codebook = codes_to_search(vq, request, tokens, rows.dtype)
+        own = in_place_step(vq, rows, codebook, mask, request, learns)
         state = vq._codebook
         if vq.vqp_compat and state.affine_param and not state.replaying:
             # The reference searches again after the step, and counts the tokens once more.
-            state.update_affine(projected, mask, request.ranks if vq.sync_affine_param else ALONE)
+            state.update_affine(rows, mask, request.ranks if vq.sync_affine_param else ALONE)
             state.begin_record()
-    return codes_to_search(vq, request, tokens, projected.dtype), own
+    return codes_to_search(vq, request, tokens, rows.dtype), own
 
 
 def stored_codes(codebook: "Codebook", dtype: torch.dtype) -> Tensor:

@@ -9,6 +9,8 @@ from torch import Tensor
 from torchvq._base.ranks import Ranks, group_of
 
 if TYPE_CHECKING:
+    from torchvq._codebook.learning import StepTokens
+    from torchvq._codebook.losses import SearchedTokens
     from torchvq.codebook import Codebook
     from torchvq.vector_quantize import VectorQuantize
 
@@ -83,9 +85,8 @@ def draws_frozen(vq: "VectorQuantize") -> bool:
 
 def finish_step(
     quantizers: Sequence["VectorQuantize"],
-    indices: Sequence[Tensor],
+    searched: "Sequence[SearchedTokens | StepTokens]",
     counts: Sequence[Tensor | None],
-    masks: Sequence[Tensor | None],
     ranks: Ranks,
     uses: Sequence[Tensor] | None = None,
     drew: bool | Sequence[bool] = True,
@@ -95,10 +96,9 @@ def finish_step(
 
     Args:
         quantizers: all levels of a stack.
-        indices: (H, T) for each level in use; dropped levels have none.
+        searched: the tokens of each level in use; dropped levels have none.
         counts: tokens per code of all ranks for each codebook in use, which may be one for all levels; None, or left
             out, if it learnt nothing. A step without tokens on any rank is not counted.
-        masks: (H, T) for each level in use.
         uses: receive the tokens per code of each level. Default: the quantizers' ``step_counts``.
         drew: whether to advance the generators, or that of each level in use; a frozen level that drew nothing leaves
             its own.
@@ -106,7 +106,7 @@ def finish_step(
     """
     if quantizers[0]._codebook.replaying:
         return
-    rng = [vq._codebook.rng for vq in quantizers[: len(indices)]]
+    rng = [vq._codebook.rng for vq in quantizers[: len(searched)]]
     drawn = [drew] * len(rng) if isinstance(drew, bool) else drew
     if any(own is rng[0] for own in rng[1:]):
         rng, drawn = rng[:1], [any(drawn)]
@@ -114,13 +114,13 @@ def finish_step(
         rng = []
     learnt = counts[: len(rng)]
     if not all(drawn) or any(own is not None for own in learnt):
-        learnt = _tokens_that_count(rng, indices, learnt, masks, ranks, drawn)
+        learnt = _tokens_that_count(rng, searched, learnt, ranks, drawn)
     _ops.finish_step_(
         [vq.step_counts for vq in quantizers] if uses is None else uses,
-        indices,
+        [part.indices for part in searched],
         rng,
         counts=[own for own in learnt if own is not None],
-        masks=[mask for mask in masks if mask is not None],
+        masks=[part.mask for part in searched if part.mask is not None],
         alone=ranks.alone,
         depth=depth if isinstance(depth, Tensor) else None,
     )
@@ -128,9 +128,8 @@ def finish_step(
 
 def _tokens_that_count(
     rng: Sequence[Tensor],
-    indices: Sequence[Tensor],
+    searched: "Sequence[SearchedTokens | StepTokens]",
     counts: Sequence[Tensor | None],
-    masks: Sequence[Tensor | None],
     ranks: Ranks,
     drew: Sequence[bool],
 ) -> list[Tensor]:
@@ -144,8 +143,8 @@ def _tokens_that_count(
             # A rank does not know whether others have tokens, so its step counts as one with tokens.
             known = own.new_ones(1)
         elif known is None:
-            mask = masks[place]
-            known = torch.ones_like(indices[place]) if mask is None else mask
+            mask = searched[place].mask
+            known = torch.ones_like(searched[place].indices) if mask is None else mask
         found.append(known)
     return found
 

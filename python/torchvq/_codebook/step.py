@@ -1,6 +1,6 @@
 """One forward of VectorQuantize between its projections: one operator, unless Python code takes part in learning."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,24 +59,16 @@ def _train(
     codebook = vq._codebook
     fit_to_codes(vq)
     codes, own = _prepare(vq, codebook, x, request, layout)
-    steps = not codebook.replaying
-    learns = steps and codebook.training and not request.frozen and request.topk is None
-    # Statistics that accumulate, or that a callable weighs, are handled in Python between two operators; a codebook
-    # with an optimizer of its own has learnt before the search.
-    apart = learns and (
-        own is not None or codebook.learns_apart(request.accumulate, request.weight)
-    )
-    overlaps = learns and not apart and codebook.learns(request.ema_update)
-    overlaps = overlaps and may_overlap(codebook, request.ranks, x)
-    at_once = not apart and not overlaps
+    way = _way_to_learn(codebook, x, request, own)
     arguments = _arguments(vq, x, before, codes, request, layout)
-    if not apart:
+    if way != "apart":
         arguments |= _losses.orthogonal_options(vq)
-    if learns and at_once:
+    if way == "at once":
         arguments |= codebook.learning_options(
             request.ema_update, request.weight, accumulate=request.accumulate
         )
-    arguments |= dict(learns=learns and at_once, finishes=steps and at_once)
+    finishes = way in ("at once", "none") and not codebook.replaying
+    arguments |= dict(learns=way == "at once", finishes=finishes)
     *found, inputs, head_indices, totals = _ops.vector_quantize_.default(
         x,
         codes,
@@ -87,23 +79,15 @@ def _train(
     )
     quantized, indices, loss, commitment, diversity, orthogonal = found
     codebook.record_totals(totals)
-    if apart:
-        mask = _head_mask(vq, request)
-        counts = (
-            learn_apart(codebook, inputs, head_indices, mask, request)
-            if own is None
-            else own.counts
-        )
-        if vq.has_codebook_orthogonal_loss:
-            orthogonal = _losses.orthogonal_loss(vq, head_indices)
+    if way == "apart":
+        regularisation = _finish_apart(vq, inputs, head_indices, request, own)
+        if regularisation is not None:
+            orthogonal = regularisation
             if request.targets is None:
                 loss = loss + vq.orthogonal_reg_weight * orthogonal
-        # Last, because it moves the generator, from which the orthogonal loss draws its codes.
-        known = [] if counts is None else [counts]
-        finish_step([vq], [head_indices], known, [mask], request.ranks)
-    elif overlaps:
+    elif way == "later":
         _learn_later(vq, inputs, head_indices, request).settle_after_backward(quantized, loss)
-    elif learns:
+    elif way == "at once":
         codebook.keep_in_shards()
     if own is not None:
         in_place = own.loss
@@ -112,6 +96,21 @@ def _train(
     return ForwardResult(
         quantized, indices, loss, LossBreakdown(commitment, diversity, orthogonal, in_place)
     )
+
+
+def _way_to_learn(
+    codebook: "Codebook", x: Tensor, request: Request, own: InPlaceStep | None
+) -> Literal["none", "at once", "apart", "later"]:
+    """How a training forward learns: not at all, within its operator, after it, or when its message has arrived."""
+    frozen = request.frozen or request.topk is not None
+    if frozen or codebook.replaying or not codebook.training:
+        return "none"
+    # Statistics that accumulate, or that a callable weighs, are handled in Python between two operators; a codebook
+    # with an optimizer of its own has learnt before the search.
+    if own is not None or codebook.learns_apart(request.accumulate, request.weight):
+        return "apart"
+    overlaps = codebook.learns(request.ema_update) and may_overlap(codebook, request.ranks, x)
+    return "later" if overlaps else "at once"
 
 
 def _prepare(
@@ -125,20 +124,20 @@ def _prepare(
         # Nothing needs the tokens before the search, so the operator splits them itself.
         codebook.begin_record()
         return _search.stored_codes(codebook, x.dtype), None
-    tokens, projected, mask = layout.split_tokens(x, request.mask)
-    _search.prepare(vq, projected, mask, request.frozen, request.ranks)
-    return _search.codes_of_step(vq, projected, tokens, mask, request, learns=codebook.training)
+    split = layout.split_tokens(x, request.mask)
+    _search.prepare(vq, split.rows, split.mask, request.frozen, request.ranks)
+    return _search.codes_of_step(vq, split, request, learns=codebook.training)
 
 
 def _evaluate(
     vq: "VectorQuantize", x: Tensor, before: Tensor | None, request: Request, layout: Layout
 ) -> ForwardResult:
     """Evaluation. It changes no state, so torch.vmap works over codebooks that several models share."""
-    tokens, projected, mask = layout.split_tokens(x, request.mask)
-    _search.prepare(vq, projected, mask, request.frozen, request.ranks)
-    quantized, searched = _search.choose(
-        vq, projected, tokens if before is None else before, mask, request
-    )
+    split = layout.split_tokens(x, request.mask)
+    _search.prepare(vq, split.rows, split.mask, request.frozen, request.ranks)
+    if before is not None:
+        split = split._replace(tokens=before)
+    quantized, searched = _search.choose(vq, split, request)
     override: float | None = None
     weight = vq.commitment_weight if request.targets is None else 1.0
     if request.topk is not None and request.targets is None and not vq.has_commitment_loss:
@@ -189,6 +188,22 @@ def _arguments(
     return arguments
 
 
+def _finish_apart(
+    vq: "VectorQuantize", inputs: Tensor, indices: Tensor, request: Request, own: InPlaceStep | None
+) -> Tensor | None:
+    """Learns from the tokens after the operator, unless the codebook did by itself, and ends the step; the orthogonal
+    loss of the codes then, or None without it."""
+    mask = _head_mask(vq, request)
+    if own is None:
+        counts = learn_apart(vq._codebook, inputs, indices, mask, request)
+    else:
+        counts = own.counts
+    loss = _losses.orthogonal_loss(vq, indices) if vq.has_codebook_orthogonal_loss else None
+    # Last, because it moves the generator, from which the orthogonal loss draws its codes.
+    finish_step([vq], [StepTokens(inputs, indices, mask)], [counts], request.ranks)
+    return loss
+
+
 def _learn_later(
     vq: "VectorQuantize", inputs: Tensor, indices: Tensor, request: Request
 ) -> StepInFlight:
@@ -196,8 +211,8 @@ def _learn_later(
     codebook = vq._codebook
     mask = _head_mask(vq, request)
     begin_step([codebook])
-    finish_step([vq], [indices], [], [mask], request.ranks, drew=False)
     tokens = StepTokens(inputs, indices, mask)
+    finish_step([vq], [tokens], [], request.ranks, drew=False)
     return StepInFlight([codebook], [tokens], request.ranks, request.ema_update, request.weight)
 
 

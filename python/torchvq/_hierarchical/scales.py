@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from torchvq._base.gradients import reaching
+from torchvq._base.layout import SplitTokens
 from torchvq._base.options import expect
+from torchvq._base.random_state import rng_of_level
 from torchvq._base.ranks import Ranks, distributed_training
 from torchvq._base.torch_private import as_constants
 from torchvq._codebook import learning as _learning
@@ -22,7 +24,7 @@ from torchvq._codebook.search import choose, prepare
 from torchvq._codebook.stats import begin_step, finish_step
 from torchvq._hierarchical.calls import whole_indices
 from torchvq._hierarchical.phi import spread
-from torchvq._residual.engine import in_use, levels_to_walk, only_if
+from torchvq._residual.engine import in_use, levels_to_walk, mask_in_use, only_if
 from torchvq.vector_quantize import VectorQuantize
 
 if TYPE_CHECKING:
@@ -147,14 +149,11 @@ def finish_scales(hvq: "HierarchicalVQ", done: ScaleWalk, request: ScaleRequest)
         # A Monitor watches the quantizer itself, which therefore counts the tokens of all scales.
         searched, uses = [_together(searched), *searched], [quantizers[0].step_counts, *uses]
         quantizers = quantizers[:1]
-    indices, masks = [part.indices for part in searched], [part.mask for part in searched]
     drew = [
         _learning.draws_numbers(vq, request.freezes(vq)) or hvq.nested_dropout > 0
-        for vq in quantizers[: len(indices)]
+        for vq in quantizers[: len(searched)]
     ]
-    finish_step(
-        quantizers, indices, done.counts, masks, request.ranks, uses, drew=drew, depth=depth
-    )
+    finish_step(quantizers, searched, done.counts, request.ranks, uses, drew=drew, depth=depth)
 
 
 def mean_loss(hvq: "HierarchicalVQ", done: ScaleWalk, depth: int | Tensor) -> Tensor:
@@ -185,20 +184,18 @@ def _choose_scale(
     own_request = _request.request_of_level(
         vq, targets, cell_mask, request.temperature, request.freezes(vq), request.ranks
     )
-    projected, mask = _as_one(tokens), None if cell_mask is None else cell_mask.view(1, -1)
+    row_mask = None if cell_mask is None else cell_mask.view(1, -1)
+    split = SplitTokens(tokens, _as_one(tokens), row_mask)
     if not hvq.shared_codebook:
-        begins_from = mask
+        begins_from = split.mask
         if torch.compiler.is_compiling() and not vq._codebook.begins_initialised:
             # Compiled code does not look again whether a dropped scale is set: all begin in the first step.
             every = _pooled_mask(hvq, index, request)
             begins_from = None if every is None else every.view(1, -1)
-        prepare(vq, projected, begins_from, own_request.frozen, request.ranks)
-    rng = vq._codebook.step_rng
+        prepare(vq, split.rows, begins_from, own_request.frozen, request.ranks)
     draws = vq.stochastic_sample_codes or vq.directional_reparam
-    if hvq.shared_codebook and index > 0 and draws:
-        # Scales that share a codebook, and so its generator, need different draws.
-        rng = torch.stack([rng[0] + index, rng[1]])
-    return Scale(vq, own_request, choose(vq, projected, tokens, mask, own_request, rng=rng))
+    rng = rng_of_level(vq._codebook.step_rng, index if hvq.shared_codebook and draws else 0)
+    return Scale(vq, own_request, choose(vq, split, own_request, rng=rng))
 
 
 def _pooled_mask(hvq: "HierarchicalVQ", index: int, request: ScaleRequest) -> Tensor | None:
@@ -213,10 +210,8 @@ def _cell_mask(
 ) -> Tensor | None:
     """Mask of the tokens of a scale (B, L) that take part."""
     mask = _pooled_mask(hvq, index, request)
-    used = in_use(request.depth, index)
-    if used is None or hvq.vqp_compat:
-        return mask
-    return used.expand(tokens.shape[:2]) if mask is None else mask & used
+    used = None if hvq.vqp_compat else in_use(request.depth, index)
+    return mask_in_use(mask, used, tokens.shape[:2])
 
 
 def _spread(hvq: "HierarchicalVQ", index: int, scale: Scale, maps: Tensor) -> Tensor:

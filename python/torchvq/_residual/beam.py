@@ -8,7 +8,7 @@ from torch import Tensor
 from torchvq._base.ranks import noise_rng
 from torchvq._codebook.search import prepare, sampling_temperature, stored_codes
 from torchvq._residual import implicit_beam as _implicit_beam
-from torchvq._residual.engine import in_use, levels_to_walk
+from torchvq._residual.engine import in_use, levels_to_walk, mask_in_use
 
 if TYPE_CHECKING:
     from torchvq._residual.calls import StackRequest
@@ -77,8 +77,5 @@ def beginning_mask(rvq: "ResidualVQ", request: "StackRequest", index: int) -> Te
 
 def level_mask(rvq: "ResidualVQ", request: "StackRequest", index: int) -> Tensor | None:
     """The tokens (H, T) of a level: all False if the level is not in use."""
-    mask, used = request.mask, in_use(request.depth, index)
-    if used is not None:
-        used = used.expand(request.batch)
-        mask = used if mask is None else mask & used
+    mask = mask_in_use(request.mask, in_use(request.depth, index), request.batch)
     return None if mask is None else rvq.layout.split_mask(mask)

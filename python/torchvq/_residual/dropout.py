@@ -2,25 +2,52 @@
 
 import random
 from operator import index
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from torchvq._base.contained import contained
 from torchvq._base.options import expect
 from torchvq._base.readable import is_readable
 from torchvq._base.torch_private import constant_in_graphs
 
-if TYPE_CHECKING:
-    from torchvq._residual.stack import ResidualStack
-    from torchvq.residual_vq import ResidualVQ
-
 _ops = torch.ops.torchvq
 
 
-def drops_levels(stack: "ResidualStack | ResidualVQ") -> bool:
+class Levels(nn.Module):
+    """A stack of the levels in ``layers``, of which a training forward may drop the last."""
+
+    quantize_dropout: bool
+    quantize_dropout_cutoff_index: int
+    quantize_dropout_multiple_of: int
+
+    @property
+    def num_quantizers(self) -> int:
+        """The number of levels, that is, of ``layers``; shorten these or append to a ``ResidualVQ``'s to change it."""
+        return len(contained(self, "layers"))
+
+    @num_quantizers.setter
+    def num_quantizers(self, number: int) -> None:
+        levels = self.num_quantizers
+        expect(type(self).__name__, number == levels, "num_quantizers", "that of layers", number)
+
+
+def drops_levels(stack: Levels) -> bool:
     """Whether a forward of a stack may drop levels."""
     return stack.training and stack.quantize_dropout
+
+
+def depth_of(stack: Levels, seed: int | None, rng: Tensor | None = None) -> int | Tensor:
+    """The number of levels that a forward that drops some uses: by a seed, or drawn from a generator."""
+    rule = (
+        stack.num_quantizers,
+        stack.quantize_dropout_cutoff_index,
+        stack.quantize_dropout_multiple_of,
+    )
+    if seed is not None:
+        return seeded_depth(seed, *rule)
+    assert rng is not None
+    return drawn_depth(rng, *rule)
 
 
 def seeded_depth(seed: int, levels: int, cutoff_index: int, multiple_of: int) -> int:

@@ -132,6 +132,13 @@ def in_use(depth: int | Tensor, level: int) -> Tensor | None:
     return None if isinstance(depth, int) else depth > level
 
 
+def mask_in_use(mask: Tensor | None, used: Tensor | None, shape: Sequence[int]) -> Tensor | None:
+    """The mask of the tokens of a level; all False if the level is not in use, as ``used`` of ``in_use`` says."""
+    if used is None:
+        return mask
+    return used.expand(shape) if mask is None else mask & used
+
+
 def only_if(used: Tensor | None, value: Tensor, otherwise: float = 0) -> Tensor:
     """``value`` if the level is in use, else ``otherwise``; ``used`` is that of ``in_use``."""
     return value if used is None else torch.where(used, value, otherwise)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchvq._codebook.search import prepare, stored_codes
 from torchvq._residual.beam import best_paths
-from torchvq._residual.step import LevelsResult
+from torchvq._residual.step import StackForward
 
 if TYPE_CHECKING:
     from torchvq._residual.calls import StackRequest
@@ -25,7 +25,7 @@ def can_encode_at_once(rvq: "ResidualVQ", request: "StackRequest") -> bool:
 
 def encode_at_once(
     rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest"
-) -> LevelsResult | None:
+) -> StackForward | None:
     """The search of inputs (H, T, D); None if codes need a gradient, which the operators do not have."""
     assert isinstance(request.depth, int)
     levels = rvq.levels
@@ -49,4 +49,4 @@ def encode_at_once(
     dropped = rvq.num_quantizers - request.depth
     if dropped > 0:
         indices = torch.nn.functional.pad(indices, (0, dropped), value=-1)
-    return LevelsResult(quantized, indices, quantized.new_zeros(rvq.num_quantizers), [])
+    return StackForward(quantized, indices, quantized.new_zeros(rvq.num_quantizers), [])

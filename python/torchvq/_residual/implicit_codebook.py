@@ -1,11 +1,13 @@
 """Codebooks that depend on what was decoded so far: QINCo (Huijben et al. 2024, arXiv:2401.14732)."""
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torchvq._base import joined as _joined
+from torchvq._base.layout import SplitTokens
 from torchvq._base.options import expect
 from torchvq._base.projection import project
 from torchvq._base.ranks import noise_rng
@@ -72,13 +74,17 @@ class MLP(nn.Module):
         return h.to(codes.dtype)
 
 
+class Implicit(NamedTuple):
+    """The network that computes the codes of a level for each token, and its condition."""
+
+    mlp: MLP
+    condition: Tensor  # (H, T, D), the sum decoded by the levels before
+
+
 def choose_implicit(
     vq: VectorQuantize,
-    mlp: MLP,
-    condition: Tensor,
-    residual: Tensor,
-    tokens: Tensor,
-    mask: Tensor | None,
+    implicit: Implicit,
+    split: SplitTokens,
     request: Request,
     *,
     estimator: str | None,
@@ -90,13 +96,14 @@ def choose_implicit(
     The search runs without a graph, one block of tokens at a time. The chosen codes are then computed again, as in
     decoding: so decoding equals the output bit for bit, and backward costs one code per token.
     """
+    tokens, residual, mask = split
     rng = noise_rng(rng, request.ranks)
     # A copy, because this step may replace dead codes before backward has used them.
     base = _ops.snapshot(codes_to_search(vq, request, tokens, residual.dtype))
     if chosen is None:
         with torch.no_grad():
-            chosen = _search(vq, mlp, residual, condition, base, request.temperature, rng)
-    codes = mlp.rows(_ops.lookup_codes(base, chosen), condition)
+            chosen = _search(vq, implicit, residual, base, request.temperature, rng)
+    codes = implicit.mlp.rows(_ops.lookup_codes(base, chosen), implicit.condition)
     indices = chosen if mask is None else chosen.masked_fill(~mask, -1)
     quantized = _ops.estimate(
         residual,
@@ -111,18 +118,17 @@ def choose_implicit(
 
 def _search(
     vq: VectorQuantize,
-    mlp: MLP,
+    implicit: Implicit,
     residual: Tensor,
-    condition: Tensor,
     base: Tensor,
     temperature: float,
     rng: Tensor,
 ) -> Tensor:
     drawn_at = sampling_temperature(vq, temperature)
-    blocks = blocks_of((residual, condition), base.numel(), drawn_at is not None)
+    blocks = blocks_of((residual, implicit.condition), base.numel(), drawn_at is not None)
     found = []
     for block, (x, given) in enumerate(blocks):
-        codes = own_codes(mlp, given, base)
+        codes = own_codes(implicit._replace(condition=given), base)
         if drawn_at is not None:
             # Each token is passed as a head with one token, because it has its own codes.
             heads = x.flatten(0, 1).unsqueeze(1), codes.flatten(0, 1)
@@ -157,6 +163,6 @@ def blocks_of(
     return zip(*(torch.split(tensor, rows, 1) for tensor in tensors), strict=True)
 
 
-def own_codes(mlp: MLP, condition: Tensor, base: Tensor) -> Tensor:
+def own_codes(implicit: Implicit, base: Tensor) -> Tensor:
     """The codes of each token (H, T, K, D) from the base codes (H, K, D) of a level, with their graph."""
-    return mlp.rows(base.unsqueeze(1), condition.unsqueeze(2))
+    return implicit.mlp.rows(base.unsqueeze(1), implicit.condition.unsqueeze(2))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchvq._base.layout import SplitTokens
 from torchvq._base.ranks import Ranks, noise_rng
 from torchvq._base.readable import takes_gradient
 from torchvq._base.torch_private import uncounted
@@ -28,24 +29,18 @@ from torchvq._residual.engine import (
     balanced,
     in_use,
     levels_to_walk,
+    mask_in_use,
     only_if,
     undivided,
 )
 from torchvq._residual.engine import walk as walk_levels
-from torchvq._residual.implicit_codebook import MLP, choose_implicit, own_codes
+from torchvq._residual.implicit_codebook import Implicit, choose_implicit, own_codes
 from torchvq.vector_quantize import VectorQuantize
 
 if TYPE_CHECKING:
     from torchvq.residual_vq import ResidualVQ
 
 _ops = torch.ops.torchvq
-
-
-class Implicit(NamedTuple):
-    """The network that computes the codes of a level for each token, and its condition."""
-
-    mlp: MLP
-    condition: Tensor  # (H, T, D), the sum decoded by the levels before
 
 
 class Level(NamedTuple):
@@ -173,12 +168,12 @@ def _choose_level(
     own = vq.training and (rvq.estimates_levels or rvq.quant_grad_frac > 0)
     estimator = None if own else "none"
     rng = rvq._level_rng(index)
-    searched = residual, tokens, head_mask, own_request
+    split = SplitTokens(tokens, residual, head_mask)
     options: dict[str, Any] = dict(estimator=estimator, rng=rng, chosen=chosen)
     if implicit is None:
-        result = choose(vq, *searched, **options)
+        result = choose(vq, split, own_request, **options)
     else:
-        result = choose_implicit(vq, implicit.mlp, implicit.condition, *searched, **options)
+        result = choose_implicit(vq, implicit, split, own_request, **options)
     codes = result.searched.codes
     if head_mask is not None and sees_padding(rvq, rvq.levels[0]):
         zeros = rvq.return_zeros_for_masked_padding
@@ -208,10 +203,8 @@ def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: StackReque
             residual = _in_place.target_of(inputs)
             head_mask = None if head_mask is None else _in_place.target_of(head_mask)
             for index in range(levels_to_walk(request.depth, rvq.num_quantizers)):
-                mask, used = head_mask, in_use(request.depth, index)
-                if used is not None:
-                    used = used.expand(residual.shape[:2])
-                    mask = used if head_mask is None else head_mask & used
+                used = in_use(request.depth, index)
+                mask = mask_in_use(head_mask, used, residual.shape[:2])
                 own, rng, metric = codebook.codes(), codebook.rng, codebook.metric
                 *_, codes, compared = _ops.quantize(
                     residual, own, rng, metric=metric, estimator="none"
@@ -264,7 +257,7 @@ def _compared(level: Level) -> SearchedTokens:
     compares = vq.training and (by_entropy or vq.has_codebook_diversity_loss)
     if level.implicit is None or not (compares or level.request.targets is not None):
         return searched
-    return searched._replace(codebook=own_codes(*level.implicit, searched.codebook))
+    return searched._replace(codebook=own_codes(level.implicit, searched.codebook))
 
 
 def level_loss(level: Level, terms: Terms) -> Tensor:

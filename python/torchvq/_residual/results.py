@@ -20,7 +20,7 @@ from torchvq._residual import levels as _levels
 from torchvq._residual.calls import Siblings, StackRequest
 from torchvq._residual.engine import restore_codes, restored_output, stack_levels
 from torchvq._residual.evaluation import can_encode_at_once, encode_at_once
-from torchvq._residual.step import LevelsResult, can_step_at_once, step_at_once
+from torchvq._residual.step import StackForward, can_step_at_once, step_at_once
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Started(NamedTuple):
     request: StackRequest
     return_all_codes: bool
     tokens: Tensor  # (B, N, heads * D), projected
-    step: LevelsResult | None = None
+    step: StackForward | None = None
     walk: _levels.Walk | None = None
     overlaps: bool = False  # whether the step ends after the forward
     undo: Undo | None = None  # of what the search has written to the codebooks
@@ -122,27 +122,25 @@ def _searched(started: Started, walk: _levels.Walk) -> _levels.Searched:
 
 def _end_walk(
     started: Started, walk: _levels.Walk, terms: list[Terms], counts: list[Tensor | None]
-) -> LevelsResult:
+) -> StackForward:
     """Ends the step and computes the losses of all levels; call it when their codebooks have learnt."""
     rvq, request, every = started.rvq, started.request, started.rvq.num_quantizers
     losses = [_levels.level_loss(*scored) for scored in zip(walk.levels, terms, strict=True)]
     searched = [level.result.searched for level in walk.levels]
-    indices = [part.indices for part in searched]
     if rvq.training:
-        masks = [part.mask for part in searched]
         # A step that settles later advances the generators itself.
         drew = [not started.overlaps and _levels.level_draws(rvq, level) for level in walk.levels]
         depth = request.depth
-        finish_step(rvq.levels, indices, counts, masks, request.ranks, drew=drew, depth=depth)
-    return LevelsResult(
+        finish_step(rvq.levels, searched, counts, request.ranks, drew=drew, depth=depth)
+    return StackForward(
         walk.output,
-        stack_levels(indices, every, missing=-1, dim=-1),
+        stack_levels([part.indices for part in searched], every, missing=-1, dim=-1),
         stack_levels(losses, every),
         [level.codes for level in walk.levels],
     )
 
 
-def _result(started: Started, step: LevelsResult) -> ResidualResult:
+def _result(started: Started, step: StackForward) -> ResidualResult:
     rvq, layout, x, request, return_all_codes = started[:5]
     quantized = _restore(rvq, layout, step.quantized, x, request)
     losses = _reaching_dropped(rvq, step.losses, request.depth)

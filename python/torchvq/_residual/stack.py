@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchvq._base import joined as _joined
-from torchvq._base.contained import contained
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import expect, keep_values, named
@@ -21,7 +20,7 @@ from torchvq._base.projection import make_projections, project_codes, projected_
 from torchvq._base.random_state import RandomState, StepRecord
 from torchvq._base.replaced import Methods, is_replaced, methods_of
 from torchvq._residual.calls import check_levels
-from torchvq._residual.dropout import drawn_depth, drops_levels, seeded_depth
+from torchvq._residual.dropout import Levels, depth_of, drops_levels
 from torchvq._residual.engine import (
     WalkedLevel,
     balanced,
@@ -85,7 +84,7 @@ class StackResult(NamedTuple):
     step: StepRecord | None  # the record of a checkpointed forward
 
 
-class ResidualStack(RandomState):
+class ResidualStack(RandomState, Levels):
     """Base of residual stacks: each level quantizes the residual of the levels before.
 
     Attributes:
@@ -107,9 +106,6 @@ class ResidualStack(RandomState):
     dim: int
     inner_dim: int
     is_channel_first: bool
-    quantize_dropout: bool
-    quantize_dropout_cutoff_index: int
-    quantize_dropout_multiple_of: int
     has_projections: bool
     draws: bool
 
@@ -142,16 +138,6 @@ class ResidualStack(RandomState):
         self.project_in, self.project_out = make_projections(dim, inner_dim)
         if self.quantize_dropout or draws:
             self.keep_rng()
-
-    @property
-    def num_quantizers(self) -> int:
-        """The number of levels, that is, of ``layers``; shorten these to change it."""
-        return len(contained(self, "layers"))
-
-    @num_quantizers.setter
-    def num_quantizers(self, number: int) -> None:
-        levels = self.num_quantizers
-        expect(type(self).__name__, number == levels, "num_quantizers", "that of layers", number)
 
     # What a family says ------------------------------------------------------------------------------------
 
@@ -328,9 +314,8 @@ class ResidualStack(RandomState):
         """The number of levels that this forward uses."""
         if not drops_levels(self):
             return self.num_quantizers
-        rule = self.quantize_dropout_cutoff_index, self.quantize_dropout_multiple_of
         if seed is not None:
-            return seeded_depth(seed, self.num_quantizers, *rule)
+            return depth_of(self, seed)
         expect(
             type(self).__name__,
             rng is not None,
@@ -342,7 +327,7 @@ class ResidualStack(RandomState):
         assert rng is not None
         # Drawn from the step without the seed: ranks with different seeds drop the same levels, without a message.
         step = torch.stack([torch.zeros_like(rng[1]), rng[1]])
-        return drawn_depth(step, self.num_quantizers, *rule)
+        return depth_of(self, None, step)
 
     # Codes -------------------------------------------------------------------------------------------------
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _ops = torch.ops.torchvq
 
 
-class LevelsResult(NamedTuple):
-    """The result of a forward."""
+class StackForward(NamedTuple):
+    """The output of a forward before ``project_out``, and its levels."""
 
     quantized: Tensor  # (H, T, D), with the estimator's gradient
     indices: Tensor  # (H, T, Q), -1 where masked or dropped
@@ -89,7 +89,7 @@ def _options(level: "VectorQuantize") -> tuple[object, ...]:
 
 def step_at_once(
     rvq: "ResidualVQ", tokens: Tensor, request: "StackRequest", returns_codes: bool
-) -> LevelsResult:
+) -> StackForward:
     """Searches, computes losses and learns; tokens (B, N, heads * D) are projected, and zero where masked."""
     levels = rvq.levels
     first, codebooks = levels[0], [level._codebook for level in levels]
@@ -130,7 +130,7 @@ def step_at_once(
     if learns:
         for learner in learners:
             learner.keep_in_shards()
-    return LevelsResult(quantized, indices, losses, codes)
+    return StackForward(quantized, indices, losses, codes)
 
 
 def _targets(rvq: "ResidualVQ", request: "StackRequest") -> list[Tensor]:

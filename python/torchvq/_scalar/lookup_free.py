@@ -30,7 +30,7 @@ class Signs(NamedTuple):
     inv_temperature: float
 
 
-class Found(NamedTuple):
+class LFQResult(NamedTuple):
     """The result of a forward, in the layout of its input."""
 
     quantized: Tensor
@@ -40,7 +40,7 @@ class Found(NamedTuple):
     signs: Signs
 
 
-class Request(NamedTuple):
+class LFQRequest(NamedTuple):
     """The arguments of a forward."""
 
     mask: Tensor | None  # (B, N)
@@ -53,7 +53,7 @@ class Request(NamedTuple):
     totals: Sequence[Tensor] = ()  # totals of the recorded forward, in a recomputation
 
 
-def step(lfq: "LFQ", x: Tensor, request: Request) -> tuple[Found, list[Tensor]]:
+def step(lfq: "LFQ", x: Tensor, request: LFQRequest) -> tuple[LFQResult, list[Tensor]]:
     """Takes the signs of projected tokens and computes the losses.
 
     Args:
@@ -85,11 +85,11 @@ def step(lfq: "LFQ", x: Tensor, request: Request) -> tuple[Found, list[Tensor]]:
     signs = Signs(
         latents, codes, request.mask, counted[0] if counted else None, request.inv_temperature
     )
-    return Found(quantized, indices, loss, LookupFreeLossBreakdown(*terms), signs), totals
+    return LFQResult(quantized, indices, loss, LookupFreeLossBreakdown(*terms), signs), totals
 
 
 def _step_options(
-    operator: str, lfq: "LFQ", x: Tensor, request: Request, estimates: bool
+    operator: str, lfq: "LFQ", x: Tensor, request: LFQRequest, estimates: bool
 ) -> Mapping[str, Any]:
     """The options that steps of a quantizer and of a stack share, without those that equal their defaults."""
     if lfq.training and lfq.frac_per_sample_entropy < 1:
@@ -108,7 +108,9 @@ def _step_options(
     return without_defaults(operator, options)
 
 
-def _activated(lfq: "LFQ", x: Tensor, latents: Tensor, codes: Tensor, request: Request) -> Tensor:
+def _activated(
+    lfq: "LFQ", x: Tensor, latents: Tensor, codes: Tensor, request: LFQRequest
+) -> Tensor:
     """The output with the gradient of a user's activation."""
     activated = lfq.activation(latents)
     expect_tensor("LFQ", "the result of straight_through_activation", activated)
@@ -135,7 +137,7 @@ def _loss_options(lfq: "LFQ") -> dict[str, Any]:
     )
 
 
-class FoundLevels(NamedTuple):
+class LFQLevels(NamedTuple):
     """The result of a stack of quantizers."""
 
     total: Tensor  # (B, N, D), the sum of the codes of all levels
@@ -173,7 +175,7 @@ def can_step_levels(levels: Sequence["LFQ"], estimates: bool) -> bool:
     return not estimates or projects_nothing(*[level.activation for level in levels])
 
 
-def step_levels(levels: Sequence["LFQ"], tokens: Tensor, request: Request) -> FoundLevels:
+def step_levels(levels: Sequence["LFQ"], tokens: Tensor, request: LFQRequest) -> LFQLevels:
     """``step`` of each level on the residual (B, N, D) that the levels before have left, by one operator; see
     ``can_step_levels``."""
     first = levels[0]
@@ -189,7 +191,7 @@ def step_levels(levels: Sequence["LFQ"], tokens: Tensor, request: Request) -> Fo
     counts = counted or [None] * len(levels)
     parts = zip(latents, signs, counts, strict=True)
     found = [Signs(*part[:2], request.mask, part[2], request.inv_temperature) for part in parts]
-    return FoundLevels(total, indices, losses, codes, found)
+    return LFQLevels(total, indices, losses, codes, found)
 
 
 class Pending(NamedTuple):

@@ -113,11 +113,10 @@ def _group_of(part: nn.Module) -> str:
         return group_of(part)
     if isinstance(part, ResidualLFQ | ResidualSimVQ):
         return group_of(part.quantizers[0])
-    if isinstance(part, FSQ):
-        return everybody().group
     # Without an optimizer of their own values learn as all parameters do, or not at all.
     learns = isinstance(part, LatentQuantize) and part.in_place_codebook_optimizer is not None
-    return everybody().group if learns else ""
+    shared = learns or isinstance(part, FSQ)
+    return everybody(type(part).__name__).group if shared else ""
 
 
 def _shared_state(part: nn.Module) -> dict[str, Tensor]:

@@ -15,9 +15,9 @@ from torchvq.convert._checkpoints import contents, safetensors_torch
 from torchvq.convert._codec import ConversionError
 from torchvq.convert._output import write
 from torchvq.migrate._convert import (
-    Found,
     MigrationError,
     NotCompared,
+    ReferenceQuantizer,
     agreement,
     converted,
     model_of_call,
@@ -117,7 +117,7 @@ def _run(given: argparse.Namespace) -> int:
 
 def _built(
     call: str | None, path: str, state: Mapping[str, Any], prefix: str
-) -> tuple[nn.Module, list[Found]]:
+) -> tuple[nn.Module, list[ReferenceQuantizer]]:
     own = {
         name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
     }
@@ -161,7 +161,7 @@ def _hint(state: Mapping[str, Any]) -> str:
     )
 
 
-def _report(found: Found, compat: bool | None) -> tuple[nn.Module, bool]:
+def _report(found: ReferenceQuantizer, compat: bool | None) -> tuple[nn.Module, bool]:
     print(f"{found.path or 'the model'}: {found.call()}")
     certain, possible = touching(found.name, found.with_defaults())
     print("  differences with these options:")

@@ -31,7 +31,7 @@ class MigrationError(Exception):
 
 
 @dataclass
-class Found:
+class ReferenceQuantizer:
     """A quantizer of the reference and how it was built."""
 
     path: str  # in the model, "" for the model itself
@@ -110,7 +110,7 @@ def recorded_options() -> Iterator[None]:
             cls.__init__ = originals[name]
 
 
-def model_of_file(path: str, name: str) -> tuple[nn.Module, list[Found]]:
+def model_of_file(path: str, name: str) -> tuple[nn.Module, list[ReferenceQuantizer]]:
     """Runs a Python file; ``name`` in it is a module, or a function without arguments that returns one."""
     with recorded_options(), _as_a_program(path):
         with _errors_of_file(path):
@@ -172,7 +172,7 @@ def _named(error: BaseException, said: str) -> str:
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
-def model_of_call(text: str) -> tuple[nn.Module, list[Found]]:
+def model_of_call(text: str) -> tuple[nn.Module, list[ReferenceQuantizer]]:
     """Builds a module from a constructor call with literal options, as text: ``ResidualVQ(dim=8, ...)``."""
     try:
         call = ast.parse(text, mode="eval").body
@@ -197,9 +197,9 @@ def model_of_call(text: str) -> tuple[nn.Module, list[Found]]:
     return model, quantizers_of(model)
 
 
-def quantizers_of(model: nn.Module) -> list[Found]:
+def quantizers_of(model: nn.Module) -> list[ReferenceQuantizer]:
     """The outermost quantizers of the reference in a model."""
-    found: list[Found] = []
+    found: list[ReferenceQuantizer] = []
     classes = tuple(getattr(_reference(), name) for name in _names())
     for path, module in model.named_modules():
         inside = any(path.startswith(f"{other.path}.") or other.path == "" for other in found)
@@ -215,14 +215,14 @@ def quantizers_of(model: nn.Module) -> list[Found]:
                 f"{path or 'the model'}: expected a quantizer that the file builds, but got one that was unpickled, "
                 "which does not say its options; build it in the file and load its state dict, or use --build"
             )
-        found.append(Found(path, module, module.__dict__[_OPTIONS]))
+        found.append(ReferenceQuantizer(path, module, module.__dict__[_OPTIONS]))
     return found
 
 
 # Converting ------------------------------------------------------------------------------------------------------
 
 
-def converted(found: Found, compat: bool | None = None) -> nn.Module:
+def converted(found: ReferenceQuantizer, compat: bool | None = None) -> nn.Module:
     """The same quantizer in torchvq, with the same options and state."""
     cls = getattr(torchvq, found.name, None)
     if cls is None:
@@ -251,7 +251,7 @@ def converted(found: Found, compat: bool | None = None) -> nn.Module:
     return ours.train(found.module.training)
 
 
-def agreement(found: Found, ours: nn.Module) -> Agreement:
+def agreement(found: ReferenceQuantizer, ours: nn.Module) -> Agreement:
     """Compares both on the same random tokens, in evaluation.
 
     Raises:
@@ -296,7 +296,7 @@ def agreement(found: Found, ours: nn.Module) -> Agreement:
     return Agreement(equal.numel(), int(equal.sum()), difference, alike)
 
 
-def _twin_of(found: Found) -> nn.Module:
+def _twin_of(found: ReferenceQuantizer) -> nn.Module:
     """A copy of the reference's module that computes in float32, and whose state evaluation leaves alone."""
     twin = copy.deepcopy(found.module).float().cpu().eval()
     stored = found.module.state_dict()
