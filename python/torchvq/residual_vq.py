@@ -17,7 +17,6 @@ from torchvq._base.layout import Layout, layout_by_options
 from torchvq._base.not_here import found_in
 from torchvq._base.options import check_options, keep_values, named
 from torchvq._base.projection import make_projections, project_codes, projected_tokens
-from torchvq._base.random_state import rng_of_level
 from torchvq._base.replaced import Methods, methods_of
 from torchvq._base.sharded import gathers
 from torchvq._codebook import in_place as _in_place
@@ -333,7 +332,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, Levels):
 
     def _level_rng(self, level: int) -> Tensor:
         rng = self.levels[level]._codebook.step_rng
-        return rng_of_level(rng, level if self.shared_codebook else 0)
+        return _ops.level_rng(rng, level, self.shared_codebook)
 
     def _agree_on_depth(
         self,

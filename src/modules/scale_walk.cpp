@@ -11,6 +11,7 @@
 #include <torchvq/functional/learn_codebooks.h>
 #include <torchvq/functional/scales.h>
 
+#include "functional/residual_walk.h"
 #include "functional/step_tokens.h"
 #include "modules/learn_levels.h"
 #include "modules/losses.h"
@@ -74,10 +75,8 @@ Scale choose_scale(HierarchicalVQImpl& hvq, int64_t index, const at::Tensor& res
   const auto projected = as_one(tokens);
   const bool shared = hvq.options.shared_codebook();
   if (!shared) prepare(vq, projected, mask, own_request.frozen, request.ranks);
-  auto rng = vq.codebook_state->rng;
-  // Scales that share a codebook draw different numbers from its generator.
   const bool draws = vq.options.stochastic_sample_codes() || vq.options.directional_reparam();
-  if (shared && index > 0 && draws) rng = at::stack({rng[0].add(index), rng[1]});
+  const auto rng = F::level_rng(vq.codebook_state->rng, index, shared && draws);
   auto result = choose(vq, projected, tokens, mask, own_request,
                        {.estimator = std::nullopt, .rng = rng, .chosen = std::nullopt});
   auto options = loss_options(vq, tokens, own_request);

@@ -251,6 +251,11 @@ def _by_hand() -> None:
     _ops.sign_entropy_totals(x, sharpness=4.0)
     _ops.codebook_diversity_totals(x, codes, temperature=1.0, metric="euclidean")
     _ops.sign_entropy(x, sharpness=4.0)
+    _ops.balanced_inputs(x, 2, ratio=0.5)
+    _ops.undivided_inputs(x, 2)
+    _ops.weighted_inputs(x, 1, 2)
+    _ops.level_rng(rng, 1, True)
+    _ops.noise_rng(rng, group_name="", label="fuzz")
     _ops.lookup_free_losses(x, x.sign(), commitment_weight=0.25)
     _ops.rotate_features(x, torch.eye(4))
 

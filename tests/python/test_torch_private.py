@@ -230,10 +230,6 @@ def test_other_hooks_of_saved_tensors_are_no_checkpoint():
         assert private.checkpointed_regions() == ([], None)
 
 
-def test_rank_in_a_group_of_that_name(group):
-    assert private.rank_in(dist.group.WORLD.group_name) == 0
-
-
 def test_shards_of_a_gathered_parameter(group):
     mesh = dist.init_device_mesh("cpu", (1,))
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))

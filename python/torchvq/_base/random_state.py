@@ -32,11 +32,6 @@ def restarted(rng: Tensor) -> Tensor:
     return rng
 
 
-def rng_of_level(rng: Tensor, level: int) -> Tensor:
-    """The generator of one of the levels that share a codebook, and so its generator, but need different draws."""
-    return rng if level == 0 else torch.stack([rng[0] + level, rng[1]])
-
-
 def rng_beside(x: Tensor, rng: Tensor) -> Tensor:
     """The generator, on a device that operators take together with x.
 

@@ -7,8 +7,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torchvq._base.torch_private import constant_in_graphs, rank_in
-
 if TYPE_CHECKING:
     from torchvq.codebook import Codebook
     from torchvq.lookup_free_quantization import LFQ
@@ -146,18 +144,9 @@ def handshake(
 
 def noise_rng(rng: Tensor, ranks: Ranks) -> Tensor:
     """The generator for draws per token: ranks hold different tokens, so each needs different numbers."""
-    if ranks.alone:
-        return rng
-    # A prime just below 2^40 keeps the seeds of ranks apart from those of levels, which are consecutive.
-    return torch.stack([rng[0] + _rank_in(ranks.group) * 1099511627689, rng[1]])
+    return rng if ranks.alone else _ops.noise_rng(rng, **ranks.options())
 
 
 def everybody(label: str) -> Ranks:
     """All ranks, for modules that share no codebook; ``ALONE`` without a group."""
     return Ranks(default_group(), label) if distributed_training() else ALONE
-
-
-@constant_in_graphs
-def _rank_in(group: str) -> int:
-    """The rank of this process in a group; a constant to compilers."""
-    return rank_in(group)

@@ -15,7 +15,6 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
-import torch.distributed as dist
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
@@ -59,11 +58,6 @@ _REENTRANT = "quantizers inside torch.utils.checkpoint(use_reentrant=True) canno
 _SHARDED = "codebooks that fully_shard shards cannot learn"
 _DAC = "adapted quantizers of DAC call their levels one by one"
 
-RESOLVE_GROUP = PrivateName(
-    "torch._C._distributed_c10d",
-    "_resolve_process_group",
-    "noise that differs from rank to rank cannot be drawn",
-)
 REGISTER_NAMEDTUPLE = PrivateName(
     "torch.utils._pytree",
     "_register_namedtuple",
@@ -419,11 +413,6 @@ def is_observed_itself(module: nn.Module) -> bool:
 
 
 # Process groups and FSDP2 ------------------------------------------------------------------------------------------
-
-
-def rank_in(group: str) -> int:
-    """The rank of this process in the group of that name."""
-    return dist.get_rank(RESOLVE_GROUP.get()(group))
 
 
 def any_sharded() -> bool:

@@ -13,7 +13,6 @@ from torch import Tensor
 from torchvq._base.gradients import reaching
 from torchvq._base.layout import SplitTokens
 from torchvq._base.options import expect
-from torchvq._base.random_state import rng_of_level
 from torchvq._base.ranks import Ranks, distributed_training
 from torchvq._base.torch_private import as_constants
 from torchvq._codebook import learning as _learning
@@ -194,7 +193,7 @@ def _choose_scale(
             begins_from = None if every is None else every.view(1, -1)
         prepare(vq, split.rows, begins_from, own_request.frozen, request.ranks)
     draws = vq.stochastic_sample_codes or vq.directional_reparam
-    rng = rng_of_level(vq._codebook.step_rng, index if hvq.shared_codebook and draws else 0)
+    rng = _ops.level_rng(vq._codebook.step_rng, index, hvq.shared_codebook and draws)
     return Scale(vq, own_request, choose(vq, split, own_request, rng=rng))
 
 

@@ -4,7 +4,7 @@ A family (``ResidualVQ``; ``ResidualFSQ`` and ``ResidualLFQ`` by ``_residual/sta
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -61,13 +61,12 @@ def balanced(inputs: Tensor, depth: int | Tensor, handed_on: float = 1.0) -> Ten
     level, as in the reference, it arrives ``sum(handed_on**n)`` times, i.e. once per level if a level hands on all of
     its gradient, and users choose the weight of the losses for that balance. Hence the division by this gain.
     """
-    gain = _gain_of_levels(depth, handed_on)
-    return _with_gain(inputs, 1 / gain)
+    return _ops.balanced_inputs(inputs, **_levels(depth), ratio=handed_on)
 
 
 def undivided(inputs: Tensor, depth: int | Tensor, handed_on: float) -> Tensor:
     """Inputs of ``balanced``, or what was computed of them, with a gradient that is not divided."""
-    return _with_gain(inputs, _gain_of_levels(depth, handed_on))
+    return _ops.undivided_inputs(inputs, **_levels(depth), ratio=handed_on)
 
 
 def weighted(inputs: Tensor, depth: int | Tensor, levels: int) -> Tensor:
@@ -76,22 +75,14 @@ def weighted(inputs: Tensor, depth: int | Tensor, levels: int) -> Tensor:
     In the reference, whose levels add up, a step of few levels moves the encoder less. With equal weights, steps that
     drop nearly all levels disturb the others (docs/design/residual.md).
     """
-    return _with_gain(inputs, depth / levels)
-
-
-def _with_gain(x: Tensor, gain: float | Tensor) -> Tensor:
-    """``x`` with its gradient times a gain."""
-    if not isinstance(gain, Tensor) and gain == 1:
-        return x
-    return _ops.straight_through(x * gain, x.detach())
-
-
-def _gain_of_levels(depth: int | Tensor, handed_on: float) -> float | Tensor:
-    """``sum(handed_on**n)`` over the levels in use; without any there is no loss to balance, and it is 1."""
     if isinstance(depth, int):
-        return sum(handed_on**index for index in range(depth)) or 1
-    depth = depth.clamp_min(1)
-    return depth if handed_on == 1 else (1 - handed_on**depth) / (1 - handed_on)
+        return _ops.weighted_inputs(inputs, depth, levels)
+    return _ops.weighted_inputs(inputs, levels, levels, depth=depth)
+
+
+def _levels(depth: int | Tensor) -> dict[str, Any]:
+    """The arguments of operators that say how many levels are in use: a tensor if only the device knows."""
+    return dict(levels=depth) if isinstance(depth, int) else dict(levels=0, depth=depth)
 
 
 def restored_output(
