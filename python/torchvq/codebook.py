@@ -33,7 +33,7 @@ logger = logging.getLogger("torchvq")
 _ops = torch.ops.torchvq
 
 # State that training changes besides the codes, in the order of the operators' arguments.
-_AVERAGES = ("cluster_size", "embed_avg", "replaced")
+_TRAINED = ("cluster_size", "embed_avg", "replaced")
 
 
 class Codebook(
@@ -375,7 +375,7 @@ class Codebook(
         # A lookup through the module takes six times as long.
         own: dict[str, Any] = self._buffers
         embed = self.checked_embed() if self._replay is None else self.settled_embed()
-        state = [embed, *(own[name] for name in _AVERAGES)]
+        state = [embed, *(own[name] for name in _TRAINED)]
         return state + self.kept_on(state[1].device) if self._kept else state
 
     def statistics_options(self, ranks: Ranks) -> dict[str, Any]:

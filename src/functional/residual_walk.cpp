@@ -2,10 +2,12 @@
 
 #include <cmath>
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <torchvq/functional/vector_quantize.h>
@@ -25,6 +27,33 @@ at::Tensor handed_to_next(const at::Tensor& output, const StackGradient& gradien
   return fraction == 1 ? output : ops::straight_through(output.mul(fraction), output.detach());
 }
 
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// A copy of x with its gradient times a number, by one node.
+struct ScaledGradient : torch::autograd::Function<ScaledGradient> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, double gain) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    ctx->saved_data["gain"] = gain;
+    ctx->set_materialize_grads(false);
+    return x.clone();
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::Tensor none;
+    if (!grads[0].defined()) return {none, none};
+    return {grads[0].mul(ctx->saved_data["gain"].toDouble()), none};
+  }
+};
+
+at::Tensor with_gradient_times(const at::Tensor& x, double gain) {
+  if (gain == 1) return x;
+  if (detail::may_shorten_graph(x)) {
+    return detail::needs_gradient(x) ? ScaledGradient::apply(x, gain) : x;
+  }
+  return ops::straight_through(x.mul(gain), x.detach());
+}
+
 /// x with its gradient times sum(ratio^n, n < levels), or divided by it.
 at::Tensor with_gain(const at::Tensor& x, int64_t levels, double ratio,
                      const std::optional<at::Tensor>& depth, bool divided) {
@@ -37,8 +66,8 @@ at::Tensor with_gain(const at::Tensor& x, int64_t levels, double ratio,
   }
   double gain = 0;
   for (int64_t n = 0; n < levels; ++n) gain += std::pow(ratio, n);
-  if (gain == 0 || gain == 1) return x;
-  return ops::straight_through(x.mul(divided ? 1 / gain : gain), x.detach());
+  if (gain == 0) return x;
+  return with_gradient_times(x, divided ? 1 / gain : gain);
 }
 
 }  // namespace
@@ -91,10 +120,10 @@ at::Tensor undivided(const at::Tensor& inputs, int64_t levels, double ratio,
 
 at::Tensor weighted(const at::Tensor& inputs, int64_t used, int64_t levels,
                     const std::optional<at::Tensor>& depth) {
-  if (!depth && used == levels) return inputs;
-  const auto scaled = depth ? inputs.mul(depth->div(levels))
-                            : inputs.mul(static_cast<double>(used) / static_cast<double>(levels));
-  return ops::straight_through(scaled, inputs.detach());
+  if (!depth) {
+    return with_gradient_times(inputs, static_cast<double>(used) / static_cast<double>(levels));
+  }
+  return ops::straight_through(inputs.mul(depth->div(levels)), inputs.detach());
 }
 
 at::Tensor compared_inputs(const at::Tensor& inputs, const StackGradient& gradient,

@@ -18,6 +18,7 @@ from torchvq._base.layout import Layout
 from torchvq._base.options import expect, keep_values, named
 from torchvq._base.projection import make_projections, project_codes, projected_tokens
 from torchvq._base.random_state import RandomState, StepRecord
+from torchvq._base.ranks import distributed_training
 from torchvq._base.replaced import Methods, is_replaced, methods_of
 from torchvq._residual.calls import check_levels
 from torchvq._residual.dropout import Levels, depth_of, drops_levels
@@ -200,7 +201,7 @@ class ResidualStack(RandomState, Levels):
         layout.check_input(x)
         token_mask = layout.mask_of_items(x, mask)
         inputs = self.prepare_inputs(projected_tokens(x, token_mask, layout, self.project_in))
-        if self.training and self.communicates:
+        if self.training and self.communicates and distributed_training():
             self.handshake(inputs)
         draws = self.draws or (self.quantize_dropout and seed is None)
         steps = self.training and (draws or self.communicates)
