@@ -350,13 +350,6 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         (normal(2, 9, 3),),
         dict(rotations=[], scales=[1.0, 0.5], radii=[], soft_clamps=[], scores=True),
     ),
-    "balanced_inputs": ((X, 3), dict(ratio=0.5)),
-    "balanced_inputs depth": ((X, 0), dict(depth=torch.tensor(2))),
-    "undivided_inputs": ((X, 3), {}),
-    "weighted_inputs": ((X, 1, 3), {}),
-    "weighted_inputs depth": ((X, 3, 3), dict(depth=torch.tensor(2))),
-    "level_rng": ((rng(), 2, True), {}),
-    "noise_rng": ((rng(),), dict(group_name="", label="test")),
     "residual_linear_quantize": (
         (X, [normal(7, 3)] * 2, [normal(4, 3)] * 2, [normal(4)] * 2),
         dict(mask=MASK, to_inputs=[0.25, 0.5], to_codes=[1.0, 2.0]),
