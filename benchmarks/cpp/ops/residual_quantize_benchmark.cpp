@@ -40,8 +40,7 @@ struct Problem {
       const auto embed = at::randn({1, codes, dim});
       arguments.codebooks.push_back(embed);
       arguments.states.push_back({embed, at::ones({1, codes}), embed.clone(),
-                                  at::zeros({1, codes}, at::kLong), at::zeros({1}, at::kLong),
-                                  at::tensor({level, int64_t{0}})});
+                                  at::zeros({1}, at::kLong), at::tensor({level, int64_t{0}})});
       arguments.step_counts.push_back(at::zeros({1, codes}, at::kLong));
     }
     options.learns(true).finishes(true);
