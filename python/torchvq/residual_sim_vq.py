@@ -284,13 +284,14 @@ class ResidualSimVQ(ResidualStack):
     def _losses(self, result: StackResult) -> Tensor:
         """The losses (Q,) of a forward, 0 for dropped levels."""
         every = self.num_quantizers
-        if result.losses is not None and result.losses.shape[0] == every:
+        if result.losses is None:
+            losses = [
+                only_if(in_use(result.depth, index), self._loss(index, *found))
+                for index, found in enumerate(result.details)
+            ]
+        elif result.losses.shape[0] == every:
             return result.losses
-        losses = [
-            only_if(in_use(result.depth, index), self._loss(index, *found))
-            for index, found in enumerate(result.details)
-        ]
-        if result.losses is not None:
+        else:
             losses = list(result.losses.unbind())
         if losses and self.training:
             # Graphs compute all levels, and wrappers wait for a gradient of every parameter: dropped levels get zero.
