@@ -228,7 +228,7 @@ class LFQ(OwnHandle, RandomState):
         if frac_per_sample_entropy < 1:
             self.keep_rng()
         self.handle = _ops.new_handle()
-        if self._warns and self.is_unbounded:
+        if self._warns and self._is_unbounded:
             logger.warning(
                 "LFQ: commitment_loss_weight is 0, so nothing keeps latents from growing without bound; "
                 "start with spherical=True, commitment_loss_weight=0.1 and entropy_loss_weight=0.005 "
@@ -247,7 +247,7 @@ class LFQ(OwnHandle, RandomState):
         self.project_out = nn.Linear(inner, self.dim, bias=bias)
 
     @property
-    def is_unbounded(self) -> bool:
+    def _is_unbounded(self) -> bool:
         """Whether the losses let latents grow, and no option bounds them."""
         grow = self.commitment_loss_weight == 0 and self.entropy_loss_weight > 0
         bounded = self.spherical or isinstance(self.project_in, CosineSimLinear)

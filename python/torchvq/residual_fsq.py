@@ -12,7 +12,7 @@ from torchvq._base.constants import materialise_constants
 from torchvq._base.contained import contained
 from torchvq._base.not_here import found_in
 from torchvq._base.options import check_options, expect, take_out
-from torchvq._base.replaced import is_replaced
+from torchvq._base.replaced import is_replaced, methods_of
 from torchvq._base.wide_buffers import wide_dtype
 from torchvq._residual.calls import without_codebook_axis
 from torchvq._residual.stack import LevelResult, LevelsRequest, LevelsResult, ResidualStack
@@ -230,6 +230,9 @@ class ResidualFSQ(ResidualStack):
         """The inverse of ``plain_indices``, in the dtype of the returned indices."""
         shaped = indices.unsqueeze(-2) if self.quantizers[0].keep_num_codebooks_dim else indices
         return as_returned(shaped, self.vqp_compat, self.codebook_size)
+
+
+ResidualFSQ.level_steps = methods_of(ResidualFSQ, "quantize_level")
 
 
 def _scales(levels: Sequence[int], quantizers: int) -> Tensor:

@@ -15,6 +15,7 @@ from torchvq._base.not_here import found_in
 from torchvq._base.options import check_options, take_out
 from torchvq._base.projection import decoding_dtype, projects_nothing
 from torchvq._base.ranks import ranks_of
+from torchvq._base.replaced import methods_of
 from torchvq._residual.calls import shared_ranks, without_codebook_axis
 from torchvq._residual.engine import in_use, only_if, stack_levels
 from torchvq._residual.stack import (
@@ -128,7 +129,7 @@ class ResidualLFQ(ResidualStack):
         options = dict(kwargs, codebook_size=codebook_size, vqp_compat=vqp_compat)
         # Has the options of all levels, and is no level: what it draws is part of what a seed gives.
         first = _Level(**options, soft_clamp_input_value=soft_clamp_input_value)
-        if first.is_unbounded:
+        if first._is_unbounded:
             # On behalf of the levels, for which other weights are recommended than for an LFQ.
             logger.warning(
                 "ResidualLFQ: commitment_loss_weight is 0, so nothing keeps latents from growing without bound; "
@@ -290,6 +291,9 @@ class ResidualLFQ(ResidualStack):
     def shaped_indices(self, indices: Tensor) -> Tensor:
         """The inverse of ``plain_indices``."""
         return indices.unsqueeze(-2) if self.quantizers[0].keep_num_codebooks_dim else indices
+
+
+ResidualLFQ.level_steps = methods_of(ResidualLFQ, "quantize_level")
 
 
 def losses_of(stacks: Sequence[ResidualLFQ], results: Sequence[StackResult]) -> list[Tensor]:

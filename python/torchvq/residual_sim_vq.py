@@ -216,7 +216,7 @@ class ResidualSimVQ(ResidualStack):
             return None
         levels = self.quantizers[: request.depth]
         estimators = {level.estimator if self._estimates_levels else "none" for level in levels}
-        plain = len(estimators) == 1 and all(level.maps_plainly(inputs.dtype) for level in levels)
+        plain = len(estimators) == 1 and all(level._maps_plainly(inputs.dtype) for level in levels)
         transforms: list[Any] = [level.code_transform for level in levels]
         biases = [own.bias for own in transforms if own.bias is not None] if plain else []
         if not plain or len(biases) not in (0, len(levels)):
@@ -228,8 +228,8 @@ class ResidualSimVQ(ResidualStack):
             biases,
             mask=request.mask,
             estimator=estimators.pop(),
-            to_inputs=[level.loss_weights[0] for level in levels],
-            to_codes=[level.loss_weights[1] for level in levels],
+            to_inputs=[level._loss_weights[0] for level in levels],
+            to_codes=[level._loss_weights[1] for level in levels],
         )
         return LevelsResult(total, indices, codes, losses=losses)
 
@@ -307,3 +307,4 @@ class ResidualSimVQ(ResidualStack):
 
 
 ResidualSimVQ.decoding = methods_of(ResidualSimVQ, "get_codes_from_indices")
+ResidualSimVQ.level_steps = methods_of(ResidualSimVQ, "quantize_level", "quantize_chosen")

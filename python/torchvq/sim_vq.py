@@ -258,7 +258,7 @@ class SimVQ(OwnHandle, WideBuffers):
             estimator: the gradient of the output.
             chosen: (1, T), indices that are already chosen; there is no search then.
         """
-        if chosen is None and self.maps_plainly(tokens.dtype):
+        if chosen is None and self._maps_plainly(tokens.dtype):
             transform: Any = self.code_transform
             weights = self.frozen_codebook, transform.weight, transform.bias
             found = _ops.linear_quantize(tokens, *weights, mask=mask, estimator=estimator)
@@ -275,7 +275,7 @@ class SimVQ(OwnHandle, WideBuffers):
 
     def loss_of(self, found: SimSearchResult, mask: Tensor | None) -> Tensor:
         """Both halves of the loss, weighted."""
-        to_inputs, to_codes = self.loss_weights
+        to_inputs, to_codes = self._loss_weights
         return _ops.paired_loss(
             found.inputs,
             found.codes,
@@ -286,12 +286,12 @@ class SimVQ(OwnHandle, WideBuffers):
         )
 
     @property
-    def loss_weights(self) -> tuple[float, float]:
+    def _loss_weights(self) -> tuple[float, float]:
         """Those of the half that pulls latents to codes, and of the half that pulls codes to latents."""
         weight = self.commitment_weight
         return weight * self.input_to_quantize_commit_loss_weight, weight
 
-    def maps_plainly(self, dtype: torch.dtype) -> bool:
+    def _maps_plainly(self, dtype: torch.dtype) -> bool:
         """Whether one operator makes the codes of a training step and chooses among them.
 
         That takes a linear layer without hooks, in the dtype of the codes, which is that of the tokens' arithmetic.

@@ -48,9 +48,10 @@ struct ScaledGradient : torch::autograd::Function<ScaledGradient> {
 
 at::Tensor with_gradient_times(const at::Tensor& x, double gain) {
   if (gain == 1) return x;
-  if (detail::may_shorten_graph(x)) {
-    return detail::needs_gradient(x) ? ScaledGradient::apply(x, gain) : x;
+  if (detail::may_shorten_graph(x) && detail::needs_gradient(x)) {
+    return ScaledGradient::apply(x, gain);
   }
+  // A copy without a gradient, too: levels save it, and callers may write to theirs.
   return ops::straight_through(x.mul(gain), x.detach());
 }
 

@@ -233,3 +233,38 @@ def test_wrong_indices():
         stack.get_output_from_indices(torch.zeros(2, 5, 2, 4, dtype=torch.long))
     with pytest.raises(IndexError):
         stack.get_output_from_indices(torch.full((2, 5, 2, 3), CODES))
+
+
+@pytest.mark.parametrize("rotation_trick", [True, False])
+def test_callers_may_write_to_inputs_without_a_gradient(rotation_trick):
+    """Of a frozen encoder, perhaps in inference mode: losses reach the transforms, and levels keep what they save."""
+    gradients = []
+    for change in ("none", "write", "inference"):
+        stack = build(rotation_trick=rotation_trick)
+        with torch.inference_mode(change == "inference"):
+            x = data(2, 5, DIM)
+        losses = stack(x)[2]
+        if change == "write":
+            x.zero_()
+        losses.sum().backward()
+        gradients.append([parameter.grad for parameter in stack.parameters()])
+    for own in gradients[1:]:
+        for ours, right in zip(own, gradients[0], strict=True):
+            assert torch.equal(ours, right)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_a_level_that_a_derived_class_replaces_is_called(training):
+    called = []
+
+    class Derived(ResidualSimVQ):
+        def quantize_level(self, index, *arguments):
+            called.append(index)
+            return super().quantize_level(index, *arguments)
+
+    torch.manual_seed(1)
+    derived = Derived(dim=DIM, codebook_size=CODES, num_quantizers=LEVELS).train(training)
+    ours, right = derived(data(2, 5, DIM)), build().train(training)(data(2, 5, DIM))
+    assert called == list(range(LEVELS))
+    for a, b in zip(ours, right, strict=True):
+        assert torch.equal(a, b)

@@ -473,3 +473,11 @@ def test_a_state_that_codebooks_no_longer_have_is_left_out() -> None:
     state["_codebook.cooling"] = state.pop("_codebook.cooldown")
     with pytest.raises(RuntimeError, match=r"Unexpected key\(s\) in state_dict"):
         vq.load_state_dict(state, strict=True)
+
+
+def test_a_module_that_was_saved_with_that_state_loads_without_it() -> None:
+    vq = torchvq.VectorQuantize(4, 32)
+    vq._codebook.register_buffer("cooldown", torch.zeros(1, 32, dtype=torch.long))
+    loaded = pickle.loads(pickle.dumps(vq))
+    assert "_codebook.cooldown" not in loaded.state_dict()
+    loaded.load_state_dict(torchvq.VectorQuantize(4, 32).state_dict(), strict=True)

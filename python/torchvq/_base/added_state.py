@@ -37,6 +37,10 @@ class AddedState(WideBuffers):
             self._take_defaults(lacking)
             self._take_defaults(self._unset_statistics())
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._buffers.pop(_RETIRED, None)
+
     def complete_load(self, lacking: AbstractSet[str]) -> None:
         super().complete_load(lacking)
         if "rng" in lacking:

@@ -100,6 +100,8 @@ class ResidualStack(RandomState, Levels):
     communicates = False  # whether ranks exchange messages in a training forward
     # Methods whose override in a subclass makes `get_output_from_indices` sum the codes that they return.
     decoding: Methods
+    # Methods whose override in a subclass is called for each level, in place of one operator for all.
+    level_steps: Methods
     # Options in which ranks must agree, as text, besides those of the levels.
     signature = ""
     heads = 1  # codes per latent and level; levels see each head as a token
@@ -252,7 +254,8 @@ class ResidualStack(RandomState, Levels):
         # Divided by the number of all levels, in a step that drops some as well: such a step weighs less, as in the
         # reference, whose gain is the number of levels in use.
         compared = balanced(inputs, self.num_quantizers) if balances else inputs
-        found = self.process_at_once(compared, request)
+        replaced = is_replaced(self, self.level_steps)
+        found = None if replaced else self.process_at_once(compared, request)
         if found is None:
             found = self._process_in_turn(compared, request)
         if self.gradient == "estimated":
