@@ -142,8 +142,8 @@ def compare(rank: int, meddle: bool) -> Any:
 def test_equal_replicas_are_no_difference(ranks: Ranks) -> None:
     for found, traffic, message, same in ranks.run(compare, False):
         assert found == [] and message == "nothing" and same
-        # 8 bytes for the kind of the quantizers, and 8 for each of six tensors of six codebooks.
-        assert traffic == (0, 2, 0, 8 + 8 * 6 * 6)
+        # 8 bytes for the kind of the quantizers, and 8 for each of five tensors of six codebooks.
+        assert traffic == (0, 2, 0, 8 + 8 * 5 * 6)
 
 
 def test_differences_name_quantizer_tensor_and_ranks(ranks: Ranks) -> None:

@@ -29,6 +29,8 @@ UNSHIELDED = {
     "random_numbers": INTEGERS,
     "drawn_depth": INTEGERS,
     "drawn_scales": INTEGERS,
+    "level_rng": INTEGERS,
+    "noise_rng": INTEGERS,
     "pool_scale_mask": "asks whether averages of zeros and ones are above 0, which they are in any dtype",
 }
 KEYS = ["AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS"]

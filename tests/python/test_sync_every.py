@@ -268,16 +268,16 @@ def test_the_operator_checks_what_it_is_given() -> None:
     arguments = dict(mask=[], state=[], step=rng, rng=[rng], cluster_size=[state[1]])
     keep = torch.ops.torchvq.keep_statistics_
     exponents = torch.zeros(1, 24, dtype=torch.int32)
-    found = [state[6].clone(), state[7].clone(), exponents.clone(), state[9][..., 1:].clone()]
+    found = [state[5].clone(), state[6].clone(), exponents.clone(), state[8][..., 1:].clone()]
     with pytest.raises(ValueError, match="expected every to be 0 or at least 2, but got 1"):
-        keep(state[5:], found, [x], [indices], [exponents], every=1, **arguments)
+        keep(state[4:], found, [x], [indices], [exponents], every=1, **arguments)
     with pytest.raises(ValueError, match="for 1 codebooks, but got 0"):
         keep([], [], [x], [indices], [exponents], every=2, **arguments)
     with pytest.raises(ValueError, match="kept sums"):
-        keep(state[5:], found, [x[..., :2]], [indices], [exponents], every=2, **arguments)
+        keep(state[4:], found, [x[..., :2]], [indices], [exponents], every=2, **arguments)
     with pytest.raises(ValueError, match="to keep statistics with sync_every 2, but got 0"):
         torch.ops.torchvq.learn_codebooks_(
-            state[:5], [rng], [x], [indices], mask=[], statistics=[], sync_every=2
+            state[:4], [rng], [x], [indices], mask=[], statistics=[], sync_every=2
         )
 
 
@@ -316,8 +316,8 @@ def test_a_refused_step_keeps_the_statistics(option: dict[str, Any], message: st
 
 def test_kept_steps_may_have_strides() -> None:
     state, strided = (build(sync_every=2)._codebook.state() for _ in range(2))
-    strided[5] = torch.full((4, 2), -7)[:, 0]
-    strided[5].zero_()
+    strided[4] = torch.full((4, 2), -7)[:, 0]
+    strided[4].zero_()
     for step in range(3):
         learn(state, step)
         learn(strided, step)
