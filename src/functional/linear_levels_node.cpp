@@ -205,9 +205,9 @@ ResidualLinearStep quantize_by_one_node(const at::Tensor& rows,
   const auto chosen = choose_levels(rows, levels, mask);
   variable_list weights, biases;
   // Levels may share a transform, whose gradients the graph of single levels adds up in this order.
-  for (auto level = levels.rbegin(); level != levels.rend(); ++level) {
-    weights.push_back(level->weight);
-    if (level->bias) biases.push_back(*level->bias);
+  for (size_t level = levels.size(); level-- > 0;) {
+    weights.push_back(levels[level].weight);
+    if (const auto& bias = levels[level].bias) biases.push_back(*bias);
   }
   const auto outputs =
       LinearLevels::apply(rows, at::TensorList(weights), at::TensorList(biases), chosen, estimator);
