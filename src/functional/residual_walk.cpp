@@ -18,15 +18,6 @@
 namespace torchvq::functional {
 namespace {
 
-/// The part of a level's output that is subtracted from the residual: its gradient is scaled by the
-/// fraction that is handed on.
-at::Tensor handed_to_next(const at::Tensor& output, const StackGradient& gradient) {
-  const double fraction = gradient.training ? gradient.handed_on : 0;
-  if (fraction == 0) return output.detach();
-  // The value is exact: the residual of a training step is that of evaluation.
-  return fraction == 1 ? output : ops::straight_through(output.mul(fraction), output.detach());
-}
-
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -46,6 +37,7 @@ struct ScaledGradient : torch::autograd::Function<ScaledGradient> {
   }
 };
 
+/// x with its gradient times a number.
 at::Tensor with_gradient_times(const at::Tensor& x, double gain) {
   if (gain == 1) return x;
   if (detail::may_shorten_graph(x) && detail::needs_gradient(x)) {
@@ -53,6 +45,14 @@ at::Tensor with_gradient_times(const at::Tensor& x, double gain) {
   }
   // A copy without a gradient, too: levels save it, and callers may write to theirs.
   return ops::straight_through(x.mul(gain), x.detach());
+}
+
+/// The part of a level's output that is subtracted from the residual: its gradient is scaled by the
+/// fraction that is handed on. The value is exact: the residual of a training step is that of
+/// evaluation.
+at::Tensor handed_to_next(const at::Tensor& output, const StackGradient& gradient) {
+  const double fraction = gradient.training ? gradient.handed_on : 0;
+  return fraction == 0 ? output.detach() : with_gradient_times(output, fraction);
 }
 
 /// x with its gradient times sum(ratio^n, n < levels), or divided by it.
