@@ -26,6 +26,7 @@ set(TORCHVQ_SOURCES
   distributed/kept_reduction.cpp
   distributed/kept_statistics.cpp
   distributed/kmeans_step.cpp
+  distributed/noise_rng.cpp
   distributed/offered_candidates.cpp
   distributed/ranks.cpp
   distributed/replicas.cpp

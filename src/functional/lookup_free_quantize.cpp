@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include <torchvq/distributed/all_reduce.h>
+#include <torchvq/distributed/noise_rng.h>
 #include <torchvq/functional/quantize_scalars.h>
 #include <torchvq/functional/rotate_features.h>
 #include <torchvq/functional/vector_quantize.h>
@@ -101,8 +102,8 @@ LookupFreeSigns masks_of(const LookupFreeArguments& arguments, const LookupFreeO
   signs.entropy_mask = signs.mask;
   if (arguments.rng) {
     signs.entropy_mask =
-        ops::sample_token_mask(noise_rng(*arguments.rng, options.ranks()), latents.sym_size(1),
-                               options.fraction(), signs.mask);
+        ops::sample_token_mask(distributed::noise_rng(*arguments.rng, options.ranks()),
+                               latents.sym_size(1), options.fraction(), signs.mask);
   }
   return signs;
 }

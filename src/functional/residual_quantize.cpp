@@ -8,6 +8,7 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/where.h>
 
+#include <torchvq/distributed/noise_rng.h>
 #include <torchvq/functional/estimate.h>
 #include <torchvq/functional/losses.h>
 #include <torchvq/functional/vector_quantize.h>
@@ -127,7 +128,8 @@ OptionalTensor Stack::level_mask(size_t level) const {
 /// The generator of a level: levels that share a codebook draw different numbers from it, and so do
 /// ranks, for their own tokens.
 at::Tensor Stack::drawing_rng(size_t level) const {
-  return noise_rng(level_rng(state(level).rng, static_cast<int64_t>(level), shared()), ranks_);
+  return distributed::noise_rng(level_rng(state(level).rng, static_cast<int64_t>(level), shared()),
+                                ranks_);
 }
 
 /// The indices (H, T, q) of all levels in use.

@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <torchvq/distributed/noise_rng.h>
 #include <torchvq/functional/vector_quantize.h>
 #include <torchvq/ops/straight_through.h>
 
@@ -145,7 +146,8 @@ at::Tensor stack_output(const at::Tensor& inputs, const LevelSums& sums, const a
                         const distributed::Ranks& ranks, const StackGradient& gradient) {
   if (gradient.estimates_levels) return sums.outputs;
   const bool draws = gradient.estimate.estimator() == "directional_reparam";
-  return estimate(inputs, sums.codes, draws ? noise_rng(rng, ranks) : rng, gradient.estimate);
+  return estimate(inputs, sums.codes, draws ? distributed::noise_rng(rng, ranks) : rng,
+                  gradient.estimate);
 }
 
 at::Tensor level_rng(const at::Tensor& rng, int64_t level, bool shared) {

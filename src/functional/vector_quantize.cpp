@@ -3,23 +3,19 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/stack.h>
 
+#include <torchvq/distributed/noise_rng.h>
 #include <torchvq/functional/codebook.h>
 #include <torchvq/ops/advance_rng_.h>
 #include <torchvq/ops/count_codes_.h>
 #include <torchvq/ops/quantize_and_commit.h>
 
-#include "distributed/group.h"
 #include "functional/estimate.h"
 #include "functional/replaced_codes.h"
 #include "functional/step_checks.h"
 
 namespace torchvq::functional {
 namespace {
-
-// A prime below 2^40, which keeps the consecutive seeds of levels apart.
-constexpr int64_t kSeedsApart = 1099511627689;
 
 std::vector<at::Tensor> learn(const SearchedTokens& searched, const CodebookState& state,
                               const VectorQuantizeArguments& arguments,
@@ -92,8 +88,9 @@ VectorQuantizeStep search(const at::Tensor& x, const CodebookState& state,
   const auto& ranks = options.learning().ranks();
   const auto split = split_input(x, arguments.mask, options);
   const auto losses = with_tokens(options.losses(), split, arguments.mask);
-  const auto found = quantize(split.tokens, arguments.codebook, noise_rng(state.rng, ranks),
-                              split.mask, options.search());
+  const auto found =
+      quantize(split.tokens, arguments.codebook, distributed::noise_rng(state.rng, ranks),
+               split.mask, options.search());
   VectorQuantizeStep step;
   step.searched = {found.inputs, arguments.codebook, split.mask, found.codes, found.indices};
   step.totals = totals ? totals : shared_totals({state.embed}, {step.searched}, {losses}, ranks)[0];
@@ -189,12 +186,6 @@ void finish_step_(at::TensorList step_counts, at::TensorList indices, at::Tensor
       ops::advance_rng_(rng[i], masks.empty() ? std::nullopt : std::optional(masks[i]));
     }
   }
-}
-
-at::Tensor noise_rng(const at::Tensor& rng, const distributed::SyncOptions& sync) {
-  if (sync.group_name.empty()) return rng;
-  const auto rank = distributed::Group(sync.group_name, {sync.label, {}}).rank();
-  return at::stack({rng[0].add(rank * kSeedsApart), rng[1]});
 }
 
 }  // namespace torchvq::functional

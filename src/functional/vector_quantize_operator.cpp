@@ -70,17 +70,10 @@ StepTensors step_op(const at::Tensor& x, const at::Tensor& codebook, at::TensorL
           std::move(searched.inputs), std::move(searched.indices), std::move(shared)};
 }
 
-at::Tensor noise_rng_op(const at::Tensor& rng, std::string_view group_name,
-                        std::string_view label) {
-  return noise_rng(rng, ranks_named(group_name, label));
-}
-
 }  // namespace
 }  // namespace torchvq::functional
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
-  m.def("noise_rng(Tensor rng, *, str group_name, str label) -> Tensor",
-        torchvq::functional::noise_rng_op);
   m.def(
       "vector_quantize_(Tensor x, Tensor codebook, Tensor(a!)[] state, Tensor(b!) rng, "
       "Tensor(c!) step_counts, *, Tensor? mask=None, Tensor? targets=None, Tensor? weight=None, "

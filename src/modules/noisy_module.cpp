@@ -1,6 +1,6 @@
 #include <torchvq/modules/noisy_module.h>
 
-#include <torchvq/functional/vector_quantize.h>
+#include <torchvq/distributed/noise_rng.h>
 #include <torchvq/ops/advance_rng_.h>
 
 #include "modules/random_state.h"
@@ -21,7 +21,7 @@ torch::Tensor NoisyModule::take_rng(const torch::Tensor& x,
   }
   detail::Ranks ranks;
   ranks.group_name = group_name;
-  return functional::noise_rng(taken, ranks);
+  return distributed::noise_rng(taken, ranks);
 }
 
 }  // namespace torchvq

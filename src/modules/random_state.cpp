@@ -1,6 +1,6 @@
 #include "modules/random_state.h"
 
-#include <torchvq/functional/vector_quantize.h>
+#include <torchvq/distributed/noise_rng.h>
 
 #include <ATen/ops/randint.h>
 #include <ATen/ops/stack.h>
@@ -18,7 +18,7 @@ at::Tensor fresh_rng() {
 at::Tensor rng_of_rank(const at::Tensor& rng) {
   Ranks ranks;
   ranks.group_name = distributed::default_group();
-  return functional::noise_rng(rng.clone(), ranks);
+  return distributed::noise_rng(rng.clone(), ranks);
 }
 
 }  // namespace torchvq::detail

@@ -5,8 +5,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/take_along_dim.h>
 
+#include <torchvq/distributed/noise_rng.h>
 #include <torchvq/functional/quantize.h>
-#include <torchvq/functional/vector_quantize.h>
 #include <torchvq/ops/extend_paths.h>
 #include <torchvq/ops/residual_beam_search.h>
 #include <torchvq/ops/sample_codes.h>
@@ -45,8 +45,8 @@ double sampling_temperature(const ResidualVQImpl& rvq, std::optional<double> ask
 /// The generator from which this rank draws the codes of a level.
 at::Tensor drawing_rng(const ResidualVQImpl& rvq, int64_t level, const StackRequest& request) {
   const auto& rng = rvq.levels[level]->codebook_state->rng;
-  return functional::noise_rng(functional::level_rng(rng, level, rvq.options.shared_codebook()),
-                               request.ranks);
+  return distributed::noise_rng(functional::level_rng(rng, level, rvq.options.shared_codebook()),
+                                request.ranks);
 }
 
 /// The codes (H, T, w, C) that each path draws, in training with sampling; otherwise none, for all

@@ -1,6 +1,6 @@
 #include "modules/residual_levels.h"
 
-#include <torchvq/functional/vector_quantize.h>
+#include <torchvq/distributed/noise_rng.h>
 #include <torchvq/ops/straight_through.h>
 
 #include "modules/losses.h"
@@ -51,10 +51,11 @@ Level choose_level(ResidualVQImpl& rvq, int64_t index, const at::Tensor& residua
   const bool own = vq.is_training() && gradient.needs_levels();
   const auto estimator = own ? std::nullopt : std::optional<std::string>("none");
   const auto rng = F::level_rng(vq.codebook_state->rng, index, shared);
-  auto result = implicit ? choose_implicit(vq, *implicit, residual, tokens, mask, own_request,
-                                           estimator, F::noise_rng(rng, request.ranks), chosen)
-                         : choose(vq, residual, tokens, mask, own_request,
-                                  {.estimator = estimator, .rng = rng, .chosen = chosen});
+  auto result = implicit
+                    ? choose_implicit(vq, *implicit, residual, tokens, mask, own_request, estimator,
+                                      distributed::noise_rng(rng, request.ranks), chosen)
+                    : choose(vq, residual, tokens, mask, own_request,
+                             {.estimator = estimator, .rng = rng, .chosen = chosen});
   return {&vq, own_request, std::move(result), std::move(implicit)};
 }
 

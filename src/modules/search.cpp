@@ -3,8 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 
+#include <torchvq/distributed/noise_rng.h>
 #include <torchvq/functional/quantize.h>
-#include <torchvq/functional/vector_quantize.h>
 #include <torchvq/ops/snapshot.h>
 
 namespace torchvq::detail {
@@ -125,7 +125,8 @@ SearchResult choose(VectorQuantizeImpl& vq, const at::Tensor& projected, const a
                     const OptionalTensor& mask, const Request& request,
                     const SearchOptions& options) {
   const auto codebook = codes_of_step(vq, projected, tokens, mask, request).codebook;
-  const auto rng = F::noise_rng(options.rng.value_or(vq.codebook_state->rng), request.ranks);
+  const auto rng =
+      distributed::noise_rng(options.rng.value_or(vq.codebook_state->rng), request.ranks);
   auto [quantized, indices, codes, inputs] = F::quantize(
       projected, codebook, rng, mask,
       search_options(

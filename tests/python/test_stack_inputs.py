@@ -89,7 +89,8 @@ def test_levels_of_one_codebook_and_ranks_draw_from_generators_of_their_own():
     assert torch.equal(ops.level_rng(rng, 3, True), torch.tensor([8, 2]))
     for level, shared in ((0, True), (3, False)):
         assert torch.equal(ops.level_rng(rng, level, shared), rng)
-    assert torch.equal(ops.noise_rng(rng, group_name="", label="one process"), rng)
+    own = ops.noise_rng(rng, group_name="", label="one process")
+    assert torch.equal(own, rng) and own.data_ptr() != rng.data_ptr()
     with pytest.raises(Exception, match="no such group"):
         ops.noise_rng(rng, group_name="no such group", label="a rank")
 

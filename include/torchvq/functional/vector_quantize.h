@@ -79,8 +79,4 @@ TORCHVQ_API void finish_step_(at::TensorList step_counts, at::TensorList indices
                               at::TensorList rng, at::TensorList counts, at::TensorList masks,
                               bool alone, const std::optional<at::Tensor>& depth = std::nullopt);
 
-/// Seed and step (2,) for draws per token: ranks hold different tokens, so they draw different
-/// numbers.
-TORCHVQ_API at::Tensor noise_rng(const at::Tensor& rng, const distributed::SyncOptions& sync);
-
 }  // namespace torchvq::functional
