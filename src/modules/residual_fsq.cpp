@@ -26,6 +26,7 @@
 namespace torchvq {
 
 namespace F = functional;
+using OptionalTensor = std::optional<torch::Tensor>;
 
 namespace {
 
@@ -168,45 +169,50 @@ void ResidualFSQImpl::check_noise() const {
                     "makes the generator of the noise, but got set on the module");
 }
 
-detail::StackFamily ResidualFSQImpl::family(const std::optional<torch::Tensor>& noise_rng) const {
-  detail::StackFamily own;
-  own.layout = layout();
-  own.levels = options.num_quantizers();
-  own.attached = !options.vqp_compat();
-  own.vqp_compat = options.vqp_compat();
-  own.project_in = project_in;
-  own.project_out = project_out;
-  if (soft_clamp_) {
-    own.prepare = [this](const at::Tensor& inputs, const auto& /*mask*/) {
-      return F::soft_clamp(inputs, soft_clamp_->to(inputs.device()));
-    };
+struct ResidualFSQImpl::Stack final : detail::ResidualStack {
+  Stack(const ResidualFSQImpl& own, OptionalTensor noise_rng)
+      : own_(own), noise_rng_(std::move(noise_rng)) {
+    layout = own.layout();
+    levels = own.options.num_quantizers();
+    vqp_compat = own.options.vqp_compat();
+    gain = vqp_compat ? detail::StackGain::kSummed : detail::StackGain::kAttached;
+    project_in = own.project_in;
+    project_out = own.project_out;
   }
-  const auto scales = scales_;
-  own.choose = [this, noise_rng, scales](int64_t index, const at::Tensor& residual,
-                                         const std::optional<at::Tensor>& /*mask*/) {
-    const auto& level = levels[static_cast<size_t>(index)];
-    const auto [codes, indices] =
-        level->quantize_tokens(residual, scales[index].to(residual.device()), std::nullopt,
-                               level->is_training() ? noise_rng : std::nullopt, index);
-    return detail::LevelResult{codes, indices.squeeze(-1)};
-  };
-  const auto bound = bound_of_all(levels);
-  if (own.attached && !noise_rng && !options.fsq().orthogonal_rotation() && bound) {
-    own.at_once = [this, scales, bound](const at::Tensor& inputs, const auto& /*mask*/,
-                                        int64_t depth,
-                                        bool all_codes) -> std::optional<detail::LevelsResult> {
-      if (all_codes) return std::nullopt;
-      auto [total, indices] = ops::residual_scalar_quantize(
-          inputs, options.levels(), scales.narrow(0, 0, depth).to(inputs.device()), *bound);
-      return detail::LevelsResult{std::move(total), std::move(indices), {}};
-    };
+
+  at::Tensor prepare_inputs(const at::Tensor& inputs, const OptionalTensor& /*mask*/) override {
+    return own_.soft_clamp_ ? F::soft_clamp(inputs, own_.soft_clamp_->to(inputs.device())) : inputs;
   }
-  own.decode = [this, scales](int64_t index, const at::Tensor& indices) {
-    const auto scale = scales[index].to(indices.device());
-    return levels[static_cast<size_t>(index)]->decode_tokens(indices.unsqueeze(-1), scale);
-  };
-  return own;
-}
+
+  detail::LevelsResult process_levels(const at::Tensor& inputs, const OptionalTensor& /*mask*/,
+                                      int64_t depth, bool all_codes) override {
+    const bool rotates = own_.options.fsq().orthogonal_rotation();
+    if (!all_codes && !vqp_compat && !noise_rng_ && !rotates) {
+      if (const auto bound = bound_of_all(own_.levels)) {
+        auto [total, indices] = ops::residual_scalar_quantize(
+            inputs, own_.options.levels(), own_.scales_.narrow(0, 0, depth).to(inputs.device()),
+            *bound);
+        return {std::move(total), std::move(indices), {}};
+      }
+    }
+    return process_in_turn(inputs, depth, [this](int64_t index, const at::Tensor& residual) {
+      const auto& level = own_.levels[static_cast<size_t>(index)];
+      const auto [codes, indices] =
+          level->quantize_tokens(residual, own_.scales_[index].to(residual.device()), std::nullopt,
+                                 level->is_training() ? noise_rng_ : std::nullopt, index);
+      return detail::LevelResult{codes, indices.squeeze(-1)};
+    });
+  }
+
+  at::Tensor decode_level(int64_t index, const at::Tensor& indices) override {
+    const auto scale = own_.scales_[index].to(indices.device());
+    return own_.levels[static_cast<size_t>(index)]->decode_tokens(indices.unsqueeze(-1), scale);
+  }
+
+ private:
+  const ResidualFSQImpl& own_;
+  OptionalTensor noise_rng_;
+};
 
 ResidualFSQOutput ResidualFSQImpl::forward(const torch::Tensor& x,
                                            const ResidualFSQForwardOptions& call) {
@@ -224,8 +230,8 @@ ResidualFSQOutput ResidualFSQImpl::forward_to_depth(const torch::Tensor& x,
   detail::check_depths("ResidualFSQ", dropping && !seed, rng);
   check_noise();
   const auto used = detail::depth_in_use(options, dropping, seed, rng, depth);
-  const auto noise_rng = noisy ? std::optional(detail::rng_of_rank(rng)) : std::nullopt;
-  const auto found = detail::run_stack(family(noise_rng), x, mask, used, call.return_all_codes());
+  Stack stack(*this, noisy ? std::optional(detail::rng_of_rank(rng)) : std::nullopt);
+  const auto found = detail::run_stack(stack, x, mask, used, call.return_all_codes());
   if (noisy || (dropping && !seed)) {
     ops::advance_rng_(rng);
   }
@@ -238,12 +244,14 @@ ResidualFSQOutput ResidualFSQImpl::forward_to_depth(const torch::Tensor& x,
 
 torch::Tensor ResidualFSQImpl::get_codes_from_indices(const torch::Tensor& indices) {
   const auto plain = detail::without_codebook_axis("ResidualFSQ", indices, keeps_codebook_axis());
-  return detail::stack_codes(family(std::nullopt), plain, drops());
+  Stack stack(*this, std::nullopt);
+  return detail::stack_codes(stack, plain, drops());
 }
 
 torch::Tensor ResidualFSQImpl::get_output_from_indices(const torch::Tensor& indices) {
   const auto plain = detail::without_codebook_axis("ResidualFSQ", indices, keeps_codebook_axis());
-  return detail::stack_output(family(std::nullopt), plain, drops());
+  Stack stack(*this, std::nullopt);
+  return detail::stack_output(stack, plain, drops());
 }
 
 torch::Tensor ResidualFSQImpl::codebooks() const {

@@ -146,44 +146,54 @@ F::LookupFreeOptions ResidualLFQImpl::step_options(size_t level) const {
       .ranks({group, label()});
 }
 
-detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Step& step) {
-  detail::StackFamily own;
-  own.layout = layout();
-  own.levels = options.num_quantizers();
-  own.attached = false;
-  own.vqp_compat = options.vqp_compat();
-  own.project_in = project_in;
-  own.project_out = project_out;
-  own.averaged = is_training() && averages_levels(options);
-  own.at_once = [this, draw, &step](const at::Tensor& inputs, const OptionalTensor& mask,
-                                    int64_t depth, bool all_codes) {
+struct ResidualLFQImpl::Stack final : detail::ResidualStack {
+  Stack(ResidualLFQImpl& own, torch::Tensor draw) : own_(own), draw_(std::move(draw)) {
+    using detail::StackGain;
+    layout = own.layout();
+    levels = own.options.num_quantizers();
+    vqp_compat = own.options.vqp_compat();
+    const auto estimated =
+        averages_levels(own.options) ? StackGain::kAveraged : StackGain::kEstimated;
+    gain = own.is_training() && !vqp_compat ? estimated : StackGain::kSummed;
+    project_in = own.project_in;
+    project_out = own.project_out;
+  }
+
+  detail::LevelsResult process_levels(const at::Tensor& inputs, const OptionalTensor& mask,
+                                      int64_t depth, bool all_codes) override {
     std::vector<F::LookupFreeLevel> own_levels;
     for (size_t level = 0; level < static_cast<size_t>(depth); ++level) {
-      own_levels.push_back({levels.at(level)->step_arguments(mask, draw), step_options(level)});
+      own_levels.push_back(
+          {own_.levels.at(level)->step_arguments(mask, draw_), own_.step_options(level)});
     }
     step = F::residual_lookup_free_quantize(inputs, own_levels);
     detail::LevelsResult result{step.total, step.indices, {}};
     for (const auto& codes : step.codes) {
       if (all_codes) result.codes.push_back(codes.reshape(inputs.sizes()));
     }
-    return std::optional(std::move(result));
-  };
-  if (is_training() && !own.averaged && !options.vqp_compat()) {
-    own.estimate = [this](const at::Tensor& inputs, const at::Tensor& total) {
-      auto& activation = levels[0]->options.straight_through_activation();
-      return ops::straight_through(
-          activation.is_empty() ? inputs : activation.forward<torch::Tensor>(inputs), total);
-    };
+    return result;
   }
-  own.decode = [this](int64_t index, const at::Tensor& indices) {
-    const auto& level = *levels.at(static_cast<size_t>(index));
+
+  at::Tensor estimate(const at::Tensor& inputs, const at::Tensor& total) override {
+    auto& activation = own_.levels[0]->options.straight_through_activation();
+    return ops::straight_through(
+        activation.is_empty() ? inputs : activation.forward<torch::Tensor>(inputs), total);
+  }
+
+  at::Tensor decode_level(int64_t index, const at::Tensor& indices) override {
+    const auto& level = *own_.levels.at(static_cast<size_t>(index));
     const auto dtype = detail::decoding_dtype(project_out, level.orthogonal_rot);
     const auto codes = ops::sign_decode(indices, level.codebook_dim(), level.code_value(), dtype);
     return level.orthogonal_rot.defined() ? F::rotate_features(codes, level.orthogonal_rot, true)
                                           : codes;
-  };
-  return own;
-}
+  }
+
+  Step step;  ///< of the last process_levels()
+
+ private:
+  ResidualLFQImpl& own_;
+  torch::Tensor draw_;
+};
 
 std::string ResidualLFQImpl::group() const {
   return detail::shared_group(levels, [](const LFQImpl& level) { return level.group(); });
@@ -242,15 +252,14 @@ ResidualLFQImpl::Pending ResidualLFQImpl::start(const torch::Tensor& x,
   // Before anything is drawn or rotated, so that ranks have equal state.
   if (const auto ranks = group(); !ranks.empty()) handshake(ranks, x);
   const auto used = detail::depth_in_use(options, dropping, seed, rng, depth);
-  const auto draw = drawing ? rng.clone() : torch::Tensor();
-  Pending pending{.stack = this, .output = {}, .step = {}};
-  auto own = family(draw, pending.step);
+  Stack own(*this, drawing ? rng.clone() : torch::Tensor());
   own.layout = std::move(own_layout);
   const auto found = detail::run_stack(own, x, mask, used, call.return_all_codes());
   if (drawing || (dropping && !seed)) ops::advance_rng_(rng);
   const auto indices = keeps_codebook_axis() ? found.indices.unsqueeze(-2) : found.indices;
-  pending.output = {found.quantized, indices, {}, found.all_codes};
-  return pending;
+  return {.stack = this,
+          .output = {found.quantized, indices, {}, found.all_codes},
+          .step = std::move(own.step)};
 }
 
 // Losses ------------------------------------------------------------------------------------------
@@ -315,14 +324,14 @@ bool ResidualLFQImpl::keeps_codebook_axis() const { return levels[0]->keeps_code
 
 torch::Tensor ResidualLFQImpl::get_codes_from_indices(const torch::Tensor& indices) {
   const auto plain = detail::without_codebook_axis("ResidualLFQ", indices, keeps_codebook_axis());
-  Step none;
-  return detail::stack_codes(family({}, none), plain, drops());
+  Stack stack(*this, {});
+  return detail::stack_codes(stack, plain, drops());
 }
 
 torch::Tensor ResidualLFQImpl::get_output_from_indices(const torch::Tensor& indices) {
   const auto plain = detail::without_codebook_axis("ResidualLFQ", indices, keeps_codebook_axis());
-  Step none;
-  return detail::stack_output(family({}, none), plain, drops());
+  Stack stack(*this, {});
+  return detail::stack_output(stack, plain, drops());
 }
 
 torch::Tensor ResidualLFQImpl::codebooks() const {

@@ -55,14 +55,6 @@ std::string estimator_of(const ResidualSimVQImpl& stack, const SimVQImpl& level)
 
 }  // namespace
 
-/// The values that one forward passes between levels.
-struct ResidualSimVQImpl::Walk {
-  OptionalTensor chosen;  // (B, N, Q)
-  std::vector<F::QuantizeOutput> results;
-  OptionalTensor mask;   // (1, B * N)
-  torch::Tensor losses;  // (depth,), of levels that were processed together
-};
-
 ResidualSimVQImpl::ResidualSimVQImpl(ResidualSimVQOptions options_)
     : options(std::move(options_)), built_from_(options) {
   reset();
@@ -113,83 +105,95 @@ detail::Layout ResidualSimVQImpl::layout() const {
           .owner = "ResidualSimVQ"};
 }
 
-detail::StackFamily ResidualSimVQImpl::family(Walk& walk) {
-  detail::StackFamily own;
-  own.layout = layout();
-  own.levels = options.num_quantizers();
-  own.attached = false;
-  own.vqp_compat = options.sim_vq().vqp_compat();
-  const bool training = is_training();
-  own.averaged = training && options.rotation_trick() && !own.vqp_compat;
-  const bool summed = own.vqp_compat || own.averaged;
-  const auto beam = options.eval_beam_size().value_or(1);
-  own.prepare = [this, training, beam, &walk](const at::Tensor& inputs,
-                                              const OptionalTensor& mask) {
-    walk.mask = rows_of(mask);
-    if (training || beam == 1) return inputs;
+struct ResidualSimVQImpl::Stack final : detail::ResidualStack {
+  explicit Stack(ResidualSimVQImpl& own) : own_(own), training_(own.is_training()) {
+    using detail::StackGain;
+    layout = own.layout();
+    levels = own.options.num_quantizers();
+    vqp_compat = own.options.sim_vq().vqp_compat();
+    const auto estimated =
+        own.options.rotation_trick() ? StackGain::kAveraged : StackGain::kEstimated;
+    gain = training_ && !vqp_compat ? estimated : StackGain::kSummed;
+  }
+
+  at::Tensor prepare_inputs(const at::Tensor& inputs, const OptionalTensor& mask) override {
+    row_mask = rows_of(mask);
+    const auto beam = own_.options.eval_beam_size().value_or(1);
+    if (training_ || beam == 1) return inputs;
     std::vector<at::Tensor> codebooks;
-    for (auto& level : levels) {
+    for (auto& level : own_.levels) {
       codebooks.push_back(level->codes_for(inputs.scalar_type()).detach());
     }
     const auto paths = ops::residual_beam_search(rows_of(inputs.detach()), codebooks, beam,
-                                                 ops::ResidualBeamSearchOptions().mask(walk.mask));
+                                                 ops::ResidualBeamSearchOptions().mask(row_mask));
     // For padding any valid code will do.
-    walk.chosen =
-        paths.clamp_min(0).view({inputs.size(0), inputs.size(1), options.num_quantizers()});
+    chosen_ = paths.clamp_min(0).view({inputs.size(0), inputs.size(1), levels});
     return inputs;
-  };
-  own.choose = [this, training, summed, &walk](int64_t index, const at::Tensor& residual,
-                                               const OptionalTensor& /*mask*/) {
-    auto& level = levels.at(static_cast<size_t>(index));
-    OptionalTensor chosen;
-    if (walk.chosen) chosen = walk.chosen->select(-1, index).reshape({1, -1});
-    walk.results.push_back(level->choose(rows_of(residual), walk.mask,
-                                         summed ? estimator_of(*this, *level) : "none", chosen));
-    const auto& found = walk.results.back();
-    auto codes = summed ? found.quantized : found.codes;
-    // Codes receive gradients only from the losses.
-    if (training && !summed) codes = codes.detach();
-    return detail::LevelResult{codes.view_as(residual),
-                               found.indices.view({residual.size(0), residual.size(1)})};
-  };
-  if (training) {
-    own.at_once = [this, summed, &walk](const at::Tensor& inputs, const OptionalTensor& rows,
-                                        int64_t depth, bool /*all_codes*/) {
-      return process_at_once(inputs, rows, depth, summed, walk);
-    };
   }
-  if (!summed && training) {
-    own.estimate = [this](const at::Tensor& inputs, const at::Tensor& total) {
-      const auto draws = at::zeros({2}, inputs.options().dtype(at::kLong).requires_grad(false));
-      return F::estimate(rows_of(inputs), rows_of(total), draws,
-                         F::EstimateOptions().estimator(estimator_of(*this, *levels[0])))
-          .view_as(inputs);
-    };
-  }
-  own.decode = [this](int64_t index, const at::Tensor& indices) {
-    return levels[static_cast<size_t>(index)]->indices_to_codes(indices);
-  };
-  return own;
-}
 
-std::optional<detail::LevelsResult> ResidualSimVQImpl::process_at_once(const torch::Tensor& inputs,
-                                                                       const OptionalTensor& mask,
-                                                                       int64_t depth,
-                                                                       bool estimates,
-                                                                       Walk& walk) const {
-  std::vector<F::LinearLevel> own;
-  for (size_t index = 0; index < static_cast<size_t>(depth); ++index) {
-    const auto& level = *levels.at(index);
-    auto map = level.linear_level(inputs);
-    const auto estimator = estimator_of(*this, level);
-    if (!map || estimator != estimator_of(*this, *levels[0])) return std::nullopt;
-    own.push_back(std::move(*map));
+  detail::LevelsResult process_levels(const at::Tensor& inputs, const OptionalTensor& mask,
+                                      int64_t depth, bool /*all_codes*/) override {
+    if (auto found = process_at_once(inputs, mask, depth)) return std::move(*found);
+    return process_in_turn(inputs, depth, [this](int64_t index, const at::Tensor& residual) {
+      return quantize_level(index, residual);
+    });
   }
-  const auto step = F::residual_linear_quantize(
-      inputs, own, mask, estimates ? estimator_of(*this, *levels[0]) : "none");
-  walk.losses = step.losses;
-  return detail::LevelsResult{step.total, step.indices, step.codes};
-}
+
+  at::Tensor estimate(const at::Tensor& inputs, const at::Tensor& total) override {
+    const auto draws = at::zeros({2}, inputs.options().dtype(at::kLong).requires_grad(false));
+    return F::estimate(rows_of(inputs), rows_of(total), draws,
+                       F::EstimateOptions().estimator(estimator_of(own_, *own_.levels[0])))
+        .view_as(inputs);
+  }
+
+  at::Tensor decode_level(int64_t index, const at::Tensor& indices) override {
+    return own_.levels[static_cast<size_t>(index)]->indices_to_codes(indices);
+  }
+
+  // Of the last process_levels().
+  OptionalTensor row_mask;                 ///< (1, B * N)
+  std::vector<F::QuantizeOutput> results;  ///< of levels that were processed in turn
+  torch::Tensor losses;                    ///< (depth,), of levels that were processed at once
+
+ private:
+  /// Whether each level has a gradient of its own.
+  bool estimates_levels() const { return vqp_compat || gain == detail::StackGain::kAveraged; }
+
+  std::optional<detail::LevelsResult> process_at_once(const at::Tensor& inputs,
+                                                      const OptionalTensor& mask, int64_t depth) {
+    if (!training_) return std::nullopt;
+    const auto estimator = estimator_of(own_, *own_.levels[0]);
+    std::vector<F::LinearLevel> linear;
+    for (size_t index = 0; index < static_cast<size_t>(depth); ++index) {
+      const auto& level = *own_.levels.at(index);
+      auto map = level.linear_level(inputs);
+      if (!map || estimator_of(own_, level) != estimator) return std::nullopt;
+      linear.push_back(std::move(*map));
+    }
+    const auto step =
+        F::residual_linear_quantize(inputs, linear, mask, estimates_levels() ? estimator : "none");
+    losses = step.losses;
+    return detail::LevelsResult{step.total, step.indices, step.codes};
+  }
+
+  detail::LevelResult quantize_level(int64_t index, const at::Tensor& residual) {
+    auto& level = own_.levels.at(static_cast<size_t>(index));
+    OptionalTensor chosen;
+    if (chosen_) chosen = chosen_->select(-1, index).reshape({1, -1});
+    const bool estimates = estimates_levels();
+    results.push_back(level->choose(rows_of(residual), row_mask,
+                                    estimates ? estimator_of(own_, *level) : "none", chosen));
+    const auto& found = results.back();
+    auto codes = estimates ? found.quantized : found.codes;
+    // Codes receive gradients only from the losses.
+    if (training_ && !estimates) codes = codes.detach();
+    return {codes.view_as(residual), found.indices.view({residual.size(0), residual.size(1)})};
+  }
+
+  ResidualSimVQImpl& own_;
+  bool training_;
+  OptionalTensor chosen_;  // (B, N, Q), of a beam
+};
 
 ResidualSimVQOutput ResidualSimVQImpl::forward(const torch::Tensor& x,
                                                const ResidualSimVQForwardOptions& call) {
@@ -203,23 +207,23 @@ ResidualSimVQOutput ResidualSimVQImpl::forward(const torch::Tensor& x,
   if (!group.empty()) handshake(group);
   std::optional<int64_t> drawn;
   const auto depth = detail::depth_in_use(options, dropping, seed, rng, drawn);
-  Walk walk;
-  const auto found = detail::run_stack(family(walk), x, mask, depth, call.return_all_codes());
+  Stack stack(*this);
+  const auto found = detail::run_stack(stack, x, mask, depth, call.return_all_codes());
   if (dropping && !seed) ops::advance_rng_(rng);
   auto codes = found.all_codes;
   if (codes.defined()) codes = placed(codes, options.channel_first());
-  return {found.quantized, found.indices, losses(walk), codes};
+  return {found.quantized, found.indices, losses(stack), codes};
 }
 
-torch::Tensor ResidualSimVQImpl::losses(const Walk& walk) {
+torch::Tensor ResidualSimVQImpl::losses(const Stack& stack) {
   const auto every = options.num_quantizers();
   std::vector<torch::Tensor> losses;
-  if (walk.losses.defined()) {
-    if (walk.losses.size(0) == every) return walk.losses;
-    losses = walk.losses.unbind();
+  if (stack.losses.defined()) {
+    if (stack.losses.size(0) == every) return stack.losses;
+    losses = stack.losses.unbind();
   }
-  for (size_t index = 0; index < walk.results.size(); ++index) {
-    losses.push_back(levels[index]->loss_of(walk.results[index], walk.mask));
+  for (size_t index = 0; index < stack.results.size(); ++index) {
+    losses.push_back(levels[index]->loss_of(stack.results[index], stack.row_mask));
   }
   if (is_training()) {
     // Distributed wrappers wait for a gradient of every parameter: those of
@@ -253,13 +257,13 @@ void ResidualSimVQImpl::handshake(const std::string& group) const {
 // Codes -------------------------------------------------------------------------------------------
 
 torch::Tensor ResidualSimVQImpl::get_codes_from_indices(const torch::Tensor& indices) {
-  Walk none;
-  return placed(detail::stack_codes(family(none), indices, drops()), options.channel_first());
+  Stack stack(*this);
+  return placed(detail::stack_codes(stack, indices, drops()), options.channel_first());
 }
 
 torch::Tensor ResidualSimVQImpl::get_output_from_indices(const torch::Tensor& indices) {
-  Walk none;
-  return detail::stack_output(family(none), indices, drops());
+  Stack stack(*this);
+  return detail::stack_output(stack, indices, drops());
 }
 
 torch::Tensor ResidualSimVQImpl::codebooks() {

@@ -18,43 +18,25 @@ namespace F = functional;
 
 namespace {
 
-LevelsResult walk_levels_of(const StackFamily& family, const at::Tensor& inputs,
-                            const std::optional<at::Tensor>& mask, int64_t depth) {
-  std::vector<at::Tensor> codes, indices;
-  F::StackGradient gradient;
-  gradient.training = true;
-  gradient.handed_on = family.attached ? 1 : 0;
-  const auto choose = [&](int64_t index, const at::Tensor& residual,
-                          const F::LevelSums& /*before*/) -> F::WalkedLevel {
-    auto level = family.choose(index, residual, mask);
-    codes.push_back(level.codes);
-    indices.push_back(level.indices);
-    return {level.codes, level.codes};
-  };
-  auto total = F::walk_levels(inputs, depth, gradient, /*sums_outputs=*/false, choose).codes;
-  return {std::move(total), at::stack(indices, -1), std::move(codes)};
-}
-
 /// The results of all levels in use, with the gradient of the stack.
-LevelsResult process_levels(const StackFamily& family, const at::Tensor& inputs,
-                            const std::optional<at::Tensor>& mask, int64_t depth, bool all_codes) {
+LevelsResult process(ResidualStack& stack, const at::Tensor& inputs,
+                     const std::optional<at::Tensor>& mask, int64_t depth, bool all_codes) {
+  const bool averages = stack.gain == StackGain::kAveraged;
+  const bool estimates = stack.gain == StackGain::kEstimated;
   // With an estimator over the stack, levels receive gradients only from their losses. These are
   // divided by the number of all levels, in a step that drops some as well: such a step weighs less,
   // as in the reference, whose gain is the number of levels in use.
-  const bool balances = family.estimate || family.averaged;
-  const auto compared = balances ? F::balanced(inputs, family.levels) : inputs;
-  std::optional<LevelsResult> together;
-  if (family.at_once) together = family.at_once(compared, mask, depth, all_codes);
-  auto found = together ? std::move(*together) : walk_levels_of(family, compared, mask, depth);
-  if (family.estimate) {
-    found.total = family.estimate(F::weighted(inputs, depth, family.levels), found.total);
+  const auto compared = averages || estimates ? F::balanced(inputs, stack.levels) : inputs;
+  auto found = stack.process_levels(compared, mask, depth, all_codes);
+  if (estimates) {
+    found.total = stack.estimate(F::weighted(inputs, depth, stack.levels), found.total);
   }
   for (auto& codes : found.codes) {
     // That of averaged levels is defined for the sum of their codes alone.
-    if (family.averaged) codes = codes.detach();
+    if (averages) codes = codes.detach();
   }
   // Dropped levels have index -1.
-  found.indices = at::constant_pad_nd(found.indices, {0, family.levels - depth}, -1);
+  found.indices = at::constant_pad_nd(found.indices, {0, stack.levels - depth}, -1);
   return found;
 }
 
@@ -68,15 +50,15 @@ at::Tensor merge_stack_heads(const at::Tensor& values, int64_t heads) {
   return heads == 1 ? values : values.unflatten(1, {-1, heads}).flatten(2);
 }
 
-std::vector<at::Tensor> decode(const StackFamily& family, const at::Tensor& indices, bool fewer) {
-  const auto given = decoded_levels(family.layout.owner, indices, family.levels, fewer);
-  const auto heads = family.layout.heads;
+std::vector<at::Tensor> decode(ResidualStack& stack, const at::Tensor& indices, bool fewer) {
+  const auto given = decoded_levels(stack.layout.owner, indices, stack.levels, fewer);
+  const auto heads = stack.layout.heads;
   TORCH_CHECK_VALUE(heads == 1 || (indices.dim() > 1 && indices.size(-2) == heads),
-                    family.layout.owner, ": expected indices to be of ", heads,
+                    stack.layout.owner, ": expected indices to be of ", heads,
                     " heads on the axis before the last, but got shape ", indices.sizes());
   std::vector<at::Tensor> codes;
   for (int64_t index = 0; index < given; ++index) {
-    const auto level = family.decode(index, indices.select(-1, index));
+    const auto level = stack.decode_level(index, indices.select(-1, index));
     codes.push_back(heads == 1 ? level : level.flatten(-2));
   }
   return codes;
@@ -84,22 +66,50 @@ std::vector<at::Tensor> decode(const StackFamily& family, const at::Tensor& indi
 
 }  // namespace
 
+at::Tensor ResidualStack::prepare_inputs(const at::Tensor& inputs,
+                                         const std::optional<at::Tensor>& /*mask*/) {
+  return inputs;
+}
+
+at::Tensor ResidualStack::estimate(const at::Tensor& /*inputs*/, const at::Tensor& total) {
+  return total;
+}
+
+LevelsResult ResidualStack::process_in_turn(
+    const at::Tensor& inputs, int64_t depth,
+    const std::function<LevelResult(int64_t index, const at::Tensor& residual)>& quantize_level)
+    const {
+  std::vector<at::Tensor> codes, indices;
+  F::StackGradient gradient;
+  gradient.training = true;
+  gradient.handed_on = gain == StackGain::kAttached ? 1 : 0;
+  const auto choose = [&](int64_t index, const at::Tensor& residual,
+                          const F::LevelSums& /*before*/) -> F::WalkedLevel {
+    auto level = quantize_level(index, residual);
+    codes.push_back(level.codes);
+    indices.push_back(level.indices);
+    return {level.codes, level.codes};
+  };
+  auto total = F::walk_levels(inputs, depth, gradient, /*sums_outputs=*/false, choose).codes;
+  return {std::move(total), at::stack(indices, -1), std::move(codes)};
+}
+
 std::optional<at::Tensor> checked_mask(const Layout& layout, const at::Tensor& x,
                                        const std::optional<at::Tensor>& mask) {
   layout.check_input(x);
   return layout.mask_of_items(x, mask);
 }
 
-StackResult run_stack(const StackFamily& family, const at::Tensor& x,
+StackResult run_stack(ResidualStack& stack, const at::Tensor& x,
                       const std::optional<at::Tensor>& mask, int64_t depth, bool all_codes) {
-  const auto& layout = family.layout;
-  auto inputs = enter_stack(x, mask, layout, family.project_in);
+  const auto& layout = stack.layout;
+  auto inputs = enter_stack(x, mask, layout, stack.project_in);
   const auto heads = layout.heads;
   inputs = split_stack_heads(inputs, heads);
   auto rows = mask;
   if (mask && heads > 1) rows = mask->repeat_interleave(heads, 1);
-  if (family.prepare) inputs = family.prepare(inputs, rows);
-  auto found = process_levels(family, inputs, rows, depth, all_codes);
+  inputs = stack.prepare_inputs(inputs, rows);
+  auto found = process(stack, inputs, rows, depth, all_codes);
   auto indices = found.indices;
   if (rows) indices = indices.masked_fill(rows->logical_not().unsqueeze(-1), -1);
   if (heads > 1) indices = indices.unflatten(1, {-1, heads});
@@ -111,23 +121,23 @@ StackResult run_stack(const StackFamily& family, const at::Tensor& x,
   at::Tensor codes;
   if (all_codes) {
     // The reference looks codes up, so they have the gradient of decoding, and no noise.
-    codes = family.vqp_compat ? stack_codes(family, indices, /*fewer=*/true)
-                              : stack_levels(std::move(found.codes), family.levels, 0);
+    codes = stack.vqp_compat ? stack_codes(stack, indices, /*fewer=*/true)
+                             : stack_levels(std::move(found.codes), stack.levels, 0);
   }
-  return {restore_output(found.total, x, mask, layout, family.project_out), indices, codes};
+  return {restore_output(found.total, x, mask, layout, stack.project_out), indices, codes};
 }
 
-at::Tensor stack_codes(const StackFamily& family, const at::Tensor& indices, bool fewer) {
-  const auto whole = as_int64(family.layout.owner, indices);
-  return stack_levels(decode(family, whole, fewer), family.levels, 0);
+at::Tensor stack_codes(ResidualStack& stack, const at::Tensor& indices, bool fewer) {
+  const auto whole = as_int64(stack.layout.owner, indices);
+  return stack_levels(decode(stack, whole, fewer), stack.levels, 0);
 }
 
-at::Tensor stack_output(const StackFamily& family, const at::Tensor& indices, bool fewer) {
-  const auto whole = as_int64(family.layout.owner, indices);
-  const auto codes = decode(family, whole, fewer);
+at::Tensor stack_output(ResidualStack& stack, const at::Tensor& indices, bool fewer) {
+  const auto whole = as_int64(stack.layout.owner, indices);
+  const auto codes = decode(stack, whole, fewer);
   auto output = at::zeros_like(codes[0]);
   for (const auto& level : codes) output = output.add(level);
-  return family.layout.place_features(project_decoded(family.project_out, output, whole));
+  return stack.layout.place_features(project_decoded(stack.project_out, output, whole));
 }
 
 void check_depths(const char* owner, bool draws, const at::Tensor& rng) {

@@ -1,5 +1,5 @@
 // Forward and decoding of residual stacks whose levels learn no codebook. A family defines one
-// level; the rest is here, shared by all families.
+// level; the rest is here, shared by all families, as in Python's _residual/stack.py.
 #pragma once
 
 #include <cstdint>
@@ -30,33 +30,47 @@ struct LevelsResult {
   std::vector<at::Tensor> codes;  ///< (B, N, D) of each level; empty if not requested
 };
 
-/// The parts that define a family of stacks.
-struct StackFamily {
+/// How the gradient of a stack's output reaches its input.
+enum class StackGain {
+  kAttached,  ///< Levels pass on the gradient of the residual: 1 - (1 - g_0) (1 - g_1) ..., g_n of level n.
+  kSummed,     ///< They do not, and gains add up, as in vector-quantize-pytorch.
+  kAveraged,   ///< The same divided by the number of levels.
+  kEstimated,  ///< They do not, and estimate() gives the sum of the codes its gradient.
+};
+
+/// A stack in one call, which a family of stacks derives from.
+struct ResidualStack {
   Layout layout;
-  int64_t levels;
+  int64_t levels = 1;
   torch::nn::Linear project_in{nullptr}, project_out{nullptr};  ///< empty without projection
-  /// Maps projected tokens (B, N, D), float32 or float64, and their mask to the input of the first
-  /// level; may be empty. With several heads, N counts each head as a token, here and below.
-  std::function<at::Tensor(const at::Tensor&, const std::optional<at::Tensor>&)> prepare;
-  /// Arguments: level number, residual (B, N, D), mask (B, N) for losses.
-  std::function<LevelResult(int64_t, const at::Tensor&, const std::optional<at::Tensor>&)> choose;
-  /// Codes (*, D) of indices (*) of a level, on the scale of the stack's input; -1 gives zeros.
-  std::function<at::Tensor(int64_t, const at::Tensor&)> decode;
-  /// Whether levels pass on the gradient of the residual; the total gain is then
-  /// 1 - (1 - g_0) (1 - g_1) ..., where g_n is that of level n. Otherwise gains are summed, or
-  /// averaged, unless there is an estimate.
-  bool attached = true;
-  bool averaged = false;
+  StackGain gain = StackGain::kAttached;
   /// Codes of all levels are decoded from the indices, as in vector-quantize-pytorch.
   bool vqp_compat = false;
-  /// Processes this many levels in one step instead of `choose`, or returns nothing; may be empty.
-  /// Arguments: input of the first level, mask (B, N) for losses, levels in use, whether codes are
-  /// requested.
-  std::function<std::optional<LevelsResult>(const at::Tensor&, const std::optional<at::Tensor>&,
-                                            int64_t, bool)>
-      at_once;
-  /// The sum of the codes with its gradient to the inputs; may be empty.
-  std::function<at::Tensor(const at::Tensor&, const at::Tensor&)> estimate;
+
+  ResidualStack() = default;
+  ResidualStack(const ResidualStack&) = delete;
+  ResidualStack& operator=(const ResidualStack&) = delete;
+  virtual ~ResidualStack() = default;
+
+  /// The input of the first level from projected tokens (B, N, D), float32 or float64, and their
+  /// mask. With several heads, N counts each head as a token, here and below.
+  virtual at::Tensor prepare_inputs(const at::Tensor& inputs,
+                                    const std::optional<at::Tensor>& mask);
+  /// `depth` levels; mask (B, N) is for losses. Without `all_codes` the result may have none.
+  virtual LevelsResult process_levels(const at::Tensor& inputs,
+                                      const std::optional<at::Tensor>& mask, int64_t depth,
+                                      bool all_codes) = 0;
+  /// Codes (*, D) of indices (*) of a level, on the scale of the stack's input; -1 gives zeros.
+  virtual at::Tensor decode_level(int64_t index, const at::Tensor& indices) = 0;
+  /// The sum of the codes with its gradient to the inputs, for kEstimated.
+  virtual at::Tensor estimate(const at::Tensor& inputs, const at::Tensor& total);
+
+ protected:
+  /// process_levels() one after the other, each for the residual (B, N, D) of those before.
+  LevelsResult process_in_turn(
+      const at::Tensor& inputs, int64_t depth,
+      const std::function<LevelResult(int64_t index, const at::Tensor& residual)>& quantize_level)
+      const;
 };
 
 /// The result of a forward.
@@ -72,16 +86,16 @@ std::optional<at::Tensor> checked_mask(const Layout& layout, const at::Tensor& x
                                        const std::optional<at::Tensor>& mask);
 
 /// The forward of a stack with `depth` of its levels, for x and mask of checked_mask().
-StackResult run_stack(const StackFamily& family, const at::Tensor& x,
+StackResult run_stack(ResidualStack& stack, const at::Tensor& x,
                       const std::optional<at::Tensor>& mask, int64_t depth, bool all_codes);
 
 /// Codes (Q, B, *, D) of indices (B, *, q); with `fewer`, q may be below Q, and
 /// missing levels give zeros.
-at::Tensor stack_codes(const StackFamily& family, const at::Tensor& indices, bool fewer);
+at::Tensor stack_codes(ResidualStack& stack, const at::Tensor& indices, bool fewer);
 
 /// The output of run_stack() for indices (B, *, q), in the same layout;
 /// zeros if all indices are -1.
-at::Tensor stack_output(const StackFamily& family, const at::Tensor& indices, bool fewer);
+at::Tensor stack_output(ResidualStack& stack, const at::Tensor& indices, bool fewer);
 
 /// Throws c10::ValueError where a forward draws depths and dropout was set after construction,
 /// which makes their generator.

@@ -20,7 +20,6 @@ namespace torchvq {
 
 namespace detail {
 struct Layout;
-struct StackFamily;
 }  // namespace detail
 
 /// The result of a forward of a stack of scalar quantizers. In GroupedResidualFSQ everything but
@@ -97,8 +96,8 @@ class TORCHVQ_API ResidualFSQImpl : public KeptBuffers<ResidualFSQImpl> {
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(ResidualFSQForwardOptions())})
 
  private:
+  struct Stack;
   detail::Layout layout() const;
-  detail::StackFamily family(const std::optional<torch::Tensor>& noise_rng) const;
   bool drops() const { return options.quantize_dropout() && options.num_quantizers() > 1; }
   void check_noise() const;
   bool keeps_codebook_axis() const;

@@ -21,7 +21,6 @@ namespace torchvq {
 
 namespace detail {
 struct Layout;
-struct StackFamily;
 }  // namespace detail
 
 /// The result of a forward of a stack of lookup-free quantizers. In GroupedResidualLFQ everything
@@ -98,6 +97,7 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
 
  private:
   friend class GroupedResidualLFQImpl;
+  struct Stack;
   /// The result of the levels in use.
   using Step = functional::ResidualLookupFreeStep;
   /// A forward of a stack whose losses wait for the sums of the other ranks and groups.
@@ -118,7 +118,6 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
   /// The stack in messages about ranks.
   std::string label() const;
   detail::Layout layout() const;
-  detail::StackFamily family(const torch::Tensor& draw, Step& step);
   /// Options of a step of a level.
   functional::LookupFreeOptions step_options(size_t level) const;
   std::vector<torch::Tensor> own_totals(const Step& step) const;

@@ -19,8 +19,6 @@ namespace torchvq {
 
 namespace detail {
 struct Layout;
-struct LevelsResult;
-struct StackFamily;
 }  // namespace detail
 
 /// The result of a forward of ResidualSimVQ.
@@ -87,14 +85,9 @@ class TORCHVQ_API ResidualSimVQImpl : public KeptBuffers<ResidualSimVQImpl> {
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(ResidualSimVQForwardOptions())})
 
  private:
-  struct Walk;
+  struct Stack;
   detail::Layout layout() const;
-  detail::StackFamily family(Walk& walk);
-  std::optional<detail::LevelsResult> process_at_once(const torch::Tensor& inputs,
-                                                      const std::optional<torch::Tensor>& mask,
-                                                      int64_t depth, bool estimates,
-                                                      Walk& walk) const;
-  torch::Tensor losses(const Walk& walk);
+  torch::Tensor losses(const Stack& stack);
   void handshake(const std::string& group) const;
   bool drops() const { return options.quantize_dropout() && options.num_quantizers() > 1; }
 
