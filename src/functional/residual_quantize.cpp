@@ -265,7 +265,8 @@ SearchedStack Stack::walk_in_turn(const at::Tensor& chosen) const {
 at::Tensor Stack::indices(const SearchedStack& walk) const {
   Tensors levels;
   for (const auto& level : walk.levels) levels.push_back(level.searched.indices);
-  levels.resize(arguments_.step_counts.size(), at::full_like(levels[0], -1));
+  const auto every = arguments_.step_counts.size();
+  if (levels.size() < every) levels.resize(every, at::full_like(levels[0], -1));
   return detail::stacked(levels, -1);
 }
 

@@ -38,8 +38,10 @@ inline void over_logits(const T* logits, int64_t count, const Body& body) {
 
 template <typename T>
 void chances(const T* logits, double temperature, int64_t count, double* p) {
+  const bool divides = temperature != 1;
   over_logits(logits, count, [&](int64_t at, Doubles logit, int64_t wanted) {
-    const Doubles odds = odds_of(logit / temperature), likely = 1.0 / (1.0 + odds);
+    const Doubles odds = odds_of(divides ? logit / temperature : logit),
+                  likely = 1.0 / (1.0 + odds);
     const Doubles found = logit > 0.0 ? likely : odds * likely;
     store_some(p + at, logit == logit ? found : logit, wanted);
   });
@@ -55,35 +57,47 @@ void divergence(const float* logits, int64_t count, double* told, double* slopes
   });
 }
 
+inline Doubles widened(Doubles v) { return v; }
+inline Doubles widened(HalfFloats v) {
+#if defined(__AVX512F__)
+  // GCC 12 converts vectors of 512 bits in halves.
+  return reinterpret_cast<Doubles>(_mm512_cvtps_pd(reinterpret_cast<__m256>(v)));
+#else
+  return __builtin_convertvector(v, Doubles);
+#endif
+}
+
 /// Returns sum of weight[c] * (high[c] - low[c]), and sets
-/// folded[c] = low[c] + p * (high[c] - low[c]); `folded` may be `low`. The sum has a
-/// fixed order: kFoldLanes partial sums by index modulo 8, then over these.
+/// folded[c] = low[c] + p * (high[c] - low[c]); `folded` may be `low`. `count` is a power of 2. The
+/// sum has a fixed order: from kFoldLanes terms on partial sums by index modulo 8, then these in
+/// pairs.
 template <typename T>
 inline double fold_bit(const T* low, const T* high, const T* weight, T p, int64_t count,
                        T* folded) {
+  if (count < kFoldLanes) {
+    double total = 0;
+    for (int64_t c = 0; c < count; ++c) {
+      const T rise = high[c] - low[c];
+      total += static_cast<double>(weight[c] * rise);
+      folded[c] = low[c] + p * rise;
+    }
+    return total;
+  }
   using Part = Vector<T, kHalfLanes>;
   constexpr int64_t kParts = kFoldLanes / kHalfLanes;
   Doubles lanes[kParts] = {};
-  int64_t c = 0;
-  for (; c + kFoldLanes <= count; c += kFoldLanes) {
+  for (int64_t c = 0; c < count; c += kFoldLanes) {
 #pragma GCC unroll 4
     for (int64_t part = 0; part < kParts; ++part) {
       const int64_t at = c + part * kHalfLanes;
       const Part under = load<Part>(low + at), rise = load<Part>(high + at) - under;
-      lanes[part] += __builtin_convertvector(load<Part>(weight + at) * rise, Doubles);
+      lanes[part] += widened(load<Part>(weight + at) * rise);
       store(folded + at, under + p * rise);
     }
   }
-  double sums[kFoldLanes];
-  memcpy(sums, lanes, sizeof sums);
-  for (int64_t lane = 0; c < count; ++c, ++lane) {
-    const T rise = high[c] - low[c];
-    sums[lane] += static_cast<double>(weight[c] * rise);
-    folded[c] = low[c] + p * rise;
-  }
-  double total = 0;
-  for (int lane = 0; lane < kFoldLanes; ++lane) total += sums[lane];
-  return total;
+  Vector<double, kFoldLanes> sums;
+  memcpy(&sums, lanes, sizeof sums);
+  return sum_lanes<double, kFoldLanes>(sums);
 }
 
 /// Extends the probabilities of the values of the lower bits by one bit.
