@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <vector>
+
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
@@ -17,7 +20,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kElementsPerTask = 16384;
+constexpr int64_t kElementsPerTask = 16384, kElementsTogether = 128;
 
 /// limit * tanh(x / limit) as operators of torch. tanh would map infinity to the limit; adding
 /// x - x turns values that are not finite into NaN.
@@ -55,14 +58,20 @@ bool in_few_passes(const at::Tensor& x, const at::Tensor& limit) {
 /// Calls function(element of x, element of the result, limit of its feature) for every element.
 template <typename T, typename Function>
 void for_each(const at::Tensor& x, const at::Tensor& limit, Function function) {
-  const auto* limits = limit.const_data_ptr<T>();
-  const int64_t features = x.size(-1), rows = row_step(x), step = limit.numel() == 1 ? 0 : 1;
+  const int64_t features = x.size(-1), rows = row_step(x);
+  // Rows that follow each other are one, long enough for the vectors of a compiler.
+  const int64_t together = rows == features ? 1 + kElementsTogether / features : 1;
+  const auto* own = limit.const_data_ptr<T>();
+  std::vector<T> limits;
+  for (int64_t row = 0; row < together; ++row) {
+    for (int64_t f = 0; f < features; ++f) limits.push_back(own[limit.numel() == 1 ? 0 : f]);
+  }
   at::parallel_for(0, x.numel() / features, 1 + kElementsPerTask / features,
                    [&](int64_t begin, int64_t end) {
-                     for (int64_t row = begin; row < end; ++row) {
+                     for (int64_t row = begin; row < end; row += together) {
                        const int64_t from = row * rows, to = row * features;
-                       for (int64_t f = 0; f < features; ++f)
-                         function(from + f, to + f, limits[f * step]);
+                       const int64_t count = std::min(together, end - row) * features;
+                       for (int64_t i = 0; i < count; ++i) function(from + i, to + i, limits[i]);
                      }
                    });
 }
@@ -94,6 +103,28 @@ at::Tensor clamped(const at::Tensor& x, const at::Tensor& limit, const at::Tenso
   return result;
 }
 
+/// The gradient of x, from that of the result.
+at::Tensor gradient(const at::Tensor& grad, const at::Tensor& limit, const at::Tensor& bounded) {
+  if (at::GradMode::is_enabled() || !in_few_passes(grad, limit)) {
+    return at::tanh_backward(grad.mul(limit), bounded).div(limit);
+  }
+  auto scaled = empty_result(grad);
+  AT_DISPATCH_FLOATING_TYPES(grad.scalar_type(), "soft_clamp_backward", [&] {
+    const auto* source = grad.const_data_ptr<scalar_t>();
+    auto* target = scaled.mutable_data_ptr<scalar_t>();
+    for_each<scalar_t>(grad, limit, [&](int64_t from, int64_t to, scalar_t own) {
+      target[to] = source[from] * own;
+    });
+  });
+  auto result = at::tanh_backward(scaled, bounded);
+  AT_DISPATCH_FLOATING_TYPES(grad.scalar_type(), "soft_clamp_backward", [&] {
+    auto* target = result.mutable_data_ptr<scalar_t>();
+    for_each<scalar_t>(result, limit,
+                       [&](int64_t /*from*/, int64_t to, scalar_t own) { target[to] /= own; });
+  });
+  return result;
+}
+
 struct SoftClamp : torch::autograd::Function<SoftClamp> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& limit) {
     ctx->set_materialize_grads(false);
@@ -110,7 +141,7 @@ struct SoftClamp : torch::autograd::Function<SoftClamp> {
     const auto &x = saved[0], &limit = saved[1];
     // A second derivative needs the function of x.
     const auto within = at::GradMode::is_enabled() ? x.div(limit).tanh() : saved[2];
-    return {at::tanh_backward(grads[0].mul(limit), within).div(limit), none};
+    return {gradient(grads[0], limit, within), none};
   }
 };
 
