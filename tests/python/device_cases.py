@@ -293,6 +293,7 @@ CASES: dict[str, Case] = {
         (normal(2, 4, 5, 3, seed=8), [2, 2], [5, 3], "interpolate_backward")
     ),
     # Random numbers.
+    "noise_rng": Case((RNG,), dict(group_name="", label="case")),
     "random_numbers uniform": Case((RNG, 3, [50])),
     "random_numbers normal": Case((RNG, 3, [50]), dict(normal=True)),
     "sample_token_mask": Case((RNG, 40, 0.3), dict(mask=MASK)),

@@ -41,11 +41,12 @@ SYNCED = {
     "synced_replace_dead_codes_",
     "synced_step_statistics",
 }
-# Collectives whose results stay on the device.
+# Operators of ranks whose results stay on the device.
 UNREAD = {
     "all_reduce_differentiable",
     "all_reduce_statistics",
     "broadcast_state_",
+    "noise_rng",
     "replica_hashes",
 }
 # Without a case: collectives need a group, and refinement takes data that are on the CPU.
