@@ -32,13 +32,17 @@ struct LevelsResult {
 
 /// How the gradient of a stack's output reaches its input.
 enum class StackGain {
-  kAttached,  ///< Levels pass on the gradient of the residual: 1 - (1 - g_0) (1 - g_1) ..., g_n of level n.
-  kSummed,     ///< They do not, and gains add up, as in vector-quantize-pytorch.
-  kAveraged,   ///< The same divided by the number of levels.
-  kEstimated,  ///< They do not, and estimate() gives the sum of the codes its gradient.
+  /// Levels pass on the gradient of the residual: 1 - (1 - g_0) (1 - g_1) ..., g_n that of level n.
+  kAttached,
+  /// They do not, and gains add up, as in vector-quantize-pytorch.
+  kSummed,
+  /// The same divided by the number of levels.
+  kAveraged,
+  /// They do not, and estimate() gives the sum of the codes its gradient.
+  kEstimated,
 };
 
-/// A stack in one call, which a family of stacks derives from.
+/// A stack in one call, from which the families of stacks derive.
 struct ResidualStack {
   Layout layout;
   int64_t levels = 1;
