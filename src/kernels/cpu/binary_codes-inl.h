@@ -60,8 +60,8 @@ void divergence(const float* logits, int64_t count, double* told, double* slopes
 inline Doubles widened(Doubles v) { return v; }
 inline Doubles widened(HalfFloats v) {
 #if defined(__AVX512F__)
-  // GCC 12 converts vectors of 512 bits in halves.
-  return reinterpret_cast<Doubles>(_mm512_cvtps_pd(reinterpret_cast<__m256>(v)));
+  // GCC 12 converts vectors of 512 bits in halves, and warns of the function without a mask.
+  return reinterpret_cast<Doubles>(_mm512_maskz_cvtps_pd(0xFF, reinterpret_cast<__m256>(v)));
 #else
   return __builtin_convertvector(v, Doubles);
 #endif
