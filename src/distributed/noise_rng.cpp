@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include "detail/op_handle.h"
+#include "detail/random_tensor.h"
 #include "distributed/group.h"
 
 namespace torchvq::distributed {
@@ -20,12 +21,14 @@ constexpr int64_t kSeedsApart = 1099511627689;
 
 at::Tensor noise_rng_any(const at::Tensor& rng, std::string_view group_name,
                          std::string_view label) {
+  detail::check_rng("noise_rng", rng);
   const auto rank = Group(group_name, {std::string(label), {}}).rank();
   return at::stack({rng[0].add(rank * kSeedsApart), rng[1]});
 }
 
 at::Tensor noise_rng_meta(const at::Tensor& rng, std::string_view /*group_name*/,
                           std::string_view /*label*/) {
+  detail::check_rng("noise_rng", rng);
   return at::empty_like(rng, at::MemoryFormat::Contiguous);
 }
 

@@ -10,7 +10,6 @@
 #include <torchvq/distributed/noise_rng.h>
 #include <torchvq/functional/quantize_scalars.h>
 #include <torchvq/functional/rotate_features.h>
-#include <torchvq/functional/vector_quantize.h>
 #include <torchvq/functional/vqp_compat.h>
 #include <torchvq/ops/commitment_loss.h>
 #include <torchvq/ops/sample_token_mask.h>

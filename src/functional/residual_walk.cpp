@@ -11,7 +11,6 @@
 #include <torch/library.h>
 
 #include <torchvq/distributed/noise_rng.h>
-#include <torchvq/functional/vector_quantize.h>
 #include <torchvq/ops/straight_through.h>
 
 #include "detail/readable.h"

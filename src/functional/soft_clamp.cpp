@@ -58,22 +58,21 @@ bool in_few_passes(const at::Tensor& x, const at::Tensor& limit) {
 /// Calls function(element of x, element of the result, limit of its feature) for every element.
 template <typename T, typename Function>
 void for_each(const at::Tensor& x, const at::Tensor& limit, Function function) {
-  const int64_t features = x.size(-1), rows = row_step(x);
+  const int64_t features = x.size(-1), rows = row_step(x), every = x.numel() / features;
   // Rows that follow each other are one, long enough for the vectors of a compiler.
-  const int64_t together = rows == features ? 1 + kElementsTogether / features : 1;
+  const int64_t together = rows == features ? std::min(1 + kElementsTogether / features, every) : 1;
   const auto* own = limit.const_data_ptr<T>();
-  std::vector<T> limits;
-  for (int64_t row = 0; row < together; ++row) {
-    for (int64_t f = 0; f < features; ++f) limits.push_back(own[limit.numel() == 1 ? 0 : f]);
+  std::vector<T> limits(static_cast<size_t>(together * features));
+  for (size_t i = 0; i < limits.size(); ++i) {
+    limits[i] = own[limit.numel() == 1 ? 0 : static_cast<int64_t>(i) % features];
   }
-  at::parallel_for(0, x.numel() / features, 1 + kElementsPerTask / features,
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t row = begin; row < end; row += together) {
-                       const int64_t from = row * rows, to = row * features;
-                       const int64_t count = std::min(together, end - row) * features;
-                       for (int64_t i = 0; i < count; ++i) function(from + i, to + i, limits[i]);
-                     }
-                   });
+  at::parallel_for(0, every, 1 + kElementsPerTask / features, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row += together) {
+      const int64_t from = row * rows, to = row * features;
+      const int64_t count = std::min(together, end - row) * features;
+      for (int64_t i = 0; i < count; ++i) function(from + i, to + i, limits[i]);
+    }
+  });
 }
 
 at::Tensor empty_result(const at::Tensor& x) { return at::empty(x.sizes(), x.options()); }

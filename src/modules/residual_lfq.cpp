@@ -188,7 +188,7 @@ struct ResidualLFQImpl::Stack final : detail::ResidualStack {
                                           : codes;
   }
 
-  Step step;  ///< of the last process_levels()
+  Step step;  ///< of the forward
 
  private:
   ResidualLFQImpl& own_;

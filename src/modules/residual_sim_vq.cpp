@@ -150,7 +150,7 @@ struct ResidualSimVQImpl::Stack final : detail::ResidualStack {
     return own_.levels[static_cast<size_t>(index)]->indices_to_codes(indices);
   }
 
-  // Of the last process_levels().
+  // Of the forward.
   OptionalTensor row_mask;                 ///< (1, B * N)
   std::vector<F::QuantizeOutput> results;  ///< of levels that were processed in turn
   torch::Tensor losses;                    ///< (depth,), of levels that were processed at once

@@ -5,6 +5,7 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/util/Exception.h>
 
 #include "detail/checks.h"
 #include "functional/residual_walk.h"
@@ -71,8 +72,8 @@ at::Tensor ResidualStack::prepare_inputs(const at::Tensor& inputs,
   return inputs;
 }
 
-at::Tensor ResidualStack::estimate(const at::Tensor& /*inputs*/, const at::Tensor& total) {
-  return total;
+at::Tensor ResidualStack::estimate(const at::Tensor& /*inputs*/, const at::Tensor& /*total*/) {
+  TORCH_INTERNAL_ASSERT(false, layout.owner, ": a stack with kEstimated has to say how");
 }
 
 LevelsResult ResidualStack::process_in_turn(

@@ -1,5 +1,5 @@
-// Forward and decoding of residual stacks whose levels learn no codebook. A family defines one
-// level; the rest is here, shared by all families, as in Python's _residual/stack.py.
+// Forward and decoding of residual stacks whose levels learn no codebook. A family defines its
+// levels; the rest is here, shared by all families, as in Python's _residual/stack.py.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,7 @@ enum class StackGain {
   kEstimated,
 };
 
-/// A stack in one call, from which the families of stacks derive.
+/// Base of the families of stacks. An object serves one forward or one decoding.
 struct ResidualStack {
   Layout layout;
   int64_t levels = 1;
@@ -70,7 +70,8 @@ struct ResidualStack {
   virtual at::Tensor estimate(const at::Tensor& inputs, const at::Tensor& total);
 
  protected:
-  /// process_levels() one after the other, each for the residual (B, N, D) of those before.
+  /// The result of process_levels() by calling `quantize_level` for each level in turn, with the
+  /// residual (B, N, D) that the levels before it leave.
   LevelsResult process_in_turn(
       const at::Tensor& inputs, int64_t depth,
       const std::function<LevelResult(int64_t index, const at::Tensor& residual)>& quantize_level)

@@ -404,7 +404,7 @@ def test_a_subgroup_learns_by_itself(pool: Any) -> None:
     assert not all(torch.equal(a, b) for a, b in zip(first, third, strict=True))
 
 
-def draws_in_a_subgroup(rank: int, cache: str) -> tuple[Tensor, Tensor]:
+def draws_in_a_subgroup(rank: int, cache: str) -> tuple[Tensor, Tensor, int]:
     import torch.distributed as dist
 
     from torchvq._base.ranks import Ranks, noise_rng
@@ -415,20 +415,23 @@ def draws_in_a_subgroup(rank: int, cache: str) -> tuple[Tensor, Tensor]:
     compiled = torch.compile(lambda x: noise_rng(x, ranks), fullgraph=True)
     draws = rng
     # One after the other, so that the third rank loads the second's graph from the compiler's cache.
+    counts = torch._dynamo.utils.counters["aot_autograd"]
+    before = counts["autograd_cache_hit"]
     with mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=cache):
         for turn in range(3):
             if turn == rank:
                 draws = compiled(rng)
             dist.barrier()
-    return noise_rng(rng, ranks), draws
+    return noise_rng(rng, ranks), draws, counts["autograd_cache_hit"] - before
 
 
 def test_noise_is_keyed_by_the_rank_in_the_group(pool: Any, tmp_path: Path) -> None:
-    eager, compiled = zip(*pool(3).run(draws_in_a_subgroup, str(tmp_path)), strict=True)
+    eager, compiled, hits = zip(*pool(3).run(draws_in_a_subgroup, str(tmp_path)), strict=True)
     first, second, third = eager
     assert first.tolist() == second.tolist() == [5, 7]
     assert third.tolist() == [5 + 1099511627689, 7]
     assert all(torch.equal(a, b) for a, b in zip(eager, compiled, strict=True))
+    assert hits == (0, 0, 1)
 
 
 def test_modules_know_their_group_by_name() -> None:

@@ -187,14 +187,18 @@ for threads in (1, 3):
     for bits in (1, 3, 8, 11):
         logits = torch.randn(333, bits, generator=torch.Generator().manual_seed(bits)) * 4
         grad = torch.randn(333, 2**bits, generator=torch.Generator().manual_seed(bits))
-        indices = ops.binary_sample(logits, rng, temperature=0.7)
-        for value in (
-            indices,
-            ops.binary_one_hot_backward(grad, logits, indices, 0.7),
-            ops.binary_one_hot_backward(grad.double(), logits.double(), indices, 0.7),
+        values = [
             ops.binary_kl_loss(logits),
             ops.binary_kl_loss_backward(torch.tensor(0.3), logits, 0.0, None, True),
-        ):
+        ]
+        for temperature in (0.7, 1.0):
+            indices = ops.binary_sample(logits, rng, temperature=temperature)
+            values += [
+                indices,
+                ops.binary_one_hot_backward(grad, logits, indices, temperature),
+                ops.binary_one_hot_backward(grad.double(), logits.double(), indices, temperature),
+            ]
+        for value in values:
             digest.update(value.numpy().tobytes())
     print(digest.hexdigest())
 """

@@ -61,14 +61,29 @@ STRIDED: dict[str, Callable[[Tensor], Tensor]] = {
 def test_other_strides_have_the_same_bits(
     limit: Tensor, strided: Callable[[Tensor], Tensor]
 ) -> None:
-    x = strided(inputs(torch.float32))
+    whole = inputs(torch.float32)
+    x = strided(whole)
     found, expected = x.detach().requires_grad_(), x.contiguous().requires_grad_()
     output, oracle = _ops.soft_clamp(found, limit), by_torch(expected, limit)
     assert torch.equal(output, oracle) and torch.equal(_ops.soft_clamp(x, limit), oracle)
     assert output.stride() == by_torch(found, limit).stride()
+    of_the_same_strides = strided(torch.randn(whole.shape))
+    repeated = torch.ones(()).expand(x.shape)
+    for upstream in (torch.randn(x.shape), of_the_same_strides, repeated):
+        (own,) = torch.autograd.grad(output, found, upstream, retain_graph=True)
+        (theirs,) = torch.autograd.grad(oracle, expected, upstream, retain_graph=True)
+        assert torch.equal(own, theirs)
+
+
+@pytest.mark.parametrize("features", [1, 3, 128, 200])
+@pytest.mark.parametrize("rows", [1, 2, 129, 1000])
+def test_rows_taken_together_have_the_same_bits(features: int, rows: int) -> None:
+    limit = torch.rand(features) + 0.5
+    x = torch.randn(rows, features).requires_grad_()
+    output, oracle = _ops.soft_clamp(x, limit), by_torch(x, limit)
+    assert torch.equal(output, oracle)
     upstream = torch.randn(x.shape)
-    (own,) = torch.autograd.grad(output, found, upstream)
-    (theirs,) = torch.autograd.grad(oracle, expected, upstream)
+    own, theirs = (torch.autograd.grad(y, x, upstream)[0] for y in (output, oracle))
     assert torch.equal(own, theirs)
 
 

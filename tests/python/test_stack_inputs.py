@@ -91,6 +91,8 @@ def test_levels_of_one_codebook_and_ranks_draw_from_generators_of_their_own():
         assert torch.equal(ops.level_rng(rng, level, shared), rng)
     own = ops.noise_rng(rng, group_name="", label="one process")
     assert torch.equal(own, rng) and own.data_ptr() != rng.data_ptr()
+    with pytest.raises(ValueError, match=r"noise_rng: expected rng to .* but got"):
+        ops.noise_rng(torch.arange(3), group_name="", label="one process")
     with pytest.raises(Exception, match="no such group"):
         ops.noise_rng(rng, group_name="no such group", label="a rank")
 
