@@ -60,6 +60,7 @@ class ScaleWalk(NamedTuple):
 
     output: Tensor  # (B, D, *S)
     scales: list[Scale]
+    together: SearchedTokens | None  # the tokens of all scales, if these share a codebook and train
     losses: list[Tensor]  # () each, of the scales in use
     counts: list[Tensor | None]  # tokens per code of each update, of all ranks
 
@@ -69,6 +70,7 @@ def walk(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> ScaleWal
     in_turn = hvq.training and hvq.vqp_compat
     # In the reference, dropped scales search and learn like the others.
     walked = hvq.num_levels if in_turn else levels_to_walk(request.depth, hvq.num_levels)
+    levels = hvq.levels
     if hvq.shared_codebook:
         _prepare_shared(hvq, maps, request)
     if in_turn:
@@ -81,30 +83,36 @@ def walk(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> ScaleWal
     counts: list[Tensor | None] = []
     for index in range(walked):
         if in_turn and hvq.shared_codebook:
-            hvq.levels[0]._codebook.search_in_turn(index)
-        scale = _choose_scale(hvq, index, residual, request)
+            levels[0]._codebook.search_in_turn(index)
+        scale = _choose_scale(hvq, levels[index], index, residual, request)
         scales.append(scale)
         terms.append(_losses.search_losses(scale.vq, scale.result.searched, scale.request))
         decoded = _spread(hvq, index, scale, maps)
         used = in_use(request.depth, index)
         if in_turn:
-            counts += _learn([scale], [scale.vq], request)
+            counts += _learn([scale.result.searched], [scale.vq], request)
             losses.append(only_if(used, _loss(scale, terms[-1])))
         if not isinstance(request.depth, int) or index < request.depth:
             own = only_if(used, decoded)
             total = own if total is None else total + own
         if index + 1 < walked:
             residual = residual - decoded
+    searched = [scale.result.searched for scale in scales]
+    together = _together(searched) if hvq.training and hvq.shared_codebook else None
     if not in_turn:
         if hvq.training:
             begin_step(hvq._codebooks())
-        counts = _learn(scales, hvq.levels, request)
+        if together is None:
+            counts = _learn(searched, levels, request)
+        else:
+            # As fast as in the reference, whose averages decay once per scale, dropped ones included.
+            counts = _learn([together], levels[:1], request, decays=len(levels))
         losses = [
             only_if(in_use(request.depth, index), _loss(*found))
             for index, found in enumerate(zip(scales, terms, strict=True))
         ]
     assert total is not None  # the first scale is always in use
-    return ScaleWalk(total, scales, losses, counts)
+    return ScaleWalk(total, scales, together, losses, counts)
 
 
 def options_text(hvq: "HierarchicalVQ", request: ScaleRequest) -> str:
@@ -144,9 +152,9 @@ def finish_scales(hvq: "HierarchicalVQ", done: ScaleWalk, request: ScaleRequest)
     depth = None if hvq.vqp_compat else request.depth
     searched, uses = [scale.result.searched for scale in done.scales], hvq.counts_of_scales()
     quantizers = hvq.levels
-    if hvq.shared_codebook:
+    if done.together is not None:
         # A Monitor watches the quantizer itself, which therefore counts the tokens of all scales.
-        searched, uses = [_together(searched), *searched], [quantizers[0].step_counts, *uses]
+        searched, uses = [done.together, *searched], [quantizers[0].step_counts, *uses]
         quantizers = quantizers[:1]
     drew = [
         _learning.draws_numbers(vq, request.freezes(vq)) or hvq.nested_dropout > 0
@@ -174,9 +182,9 @@ def mean_loss(hvq: "HierarchicalVQ", done: ScaleWalk, depth: int | Tensor) -> Te
 
 
 def _choose_scale(
-    hvq: "HierarchicalVQ", index: int, residual: Tensor, request: ScaleRequest
+    hvq: "HierarchicalVQ", vq: VectorQuantize, index: int, residual: Tensor, request: ScaleRequest
 ) -> Scale:
-    vq, shape = hvq.levels[index], list(hvq.level_shapes[index])
+    shape = list(hvq.level_shapes[index])
     tokens = _ops.pool_scale(residual, shape, mask=request.mask)
     cell_mask = _cell_mask(hvq, index, tokens, request)
     targets = None if request.targets is None else request.targets[index]
@@ -192,8 +200,9 @@ def _choose_scale(
             every = _pooled_mask(hvq, index, request)
             begins_from = None if every is None else every.view(1, -1)
         prepare(vq, split.rows, begins_from, own_request.frozen, request.ranks)
-    draws = vq.stochastic_sample_codes or vq.directional_reparam
-    rng = _ops.level_rng(vq._codebook.step_rng, index, hvq.shared_codebook and draws)
+    rng = vq._codebook.step_rng
+    if hvq.shared_codebook and (vq.stochastic_sample_codes or vq.directional_reparam):
+        rng = _ops.level_rng(rng, index, True)
     return Scale(vq, own_request, choose(vq, split, own_request, rng=rng))
 
 
@@ -264,21 +273,17 @@ def _loss(scale: Scale, terms: Terms) -> Tensor:
 
 
 def _learn(
-    scales: list[Scale], quantizers: Sequence[VectorQuantize], request: ScaleRequest
+    searched: Sequence[SearchedTokens],
+    quantizers: Sequence[VectorQuantize],
+    request: ScaleRequest,
+    decays: int = 1,
 ) -> list[Tensor | None]:
     """One update of the codebooks of ``quantizers``; those that no scale has used contribute no tokens.
 
     Returns the tokens per code of each codebook, over all ranks; None for one that does not learn.
     """
-    codebook = quantizers[0]._codebook
-    if codebook.replaying:
+    if quantizers[0]._codebook.replaying:
         return []
-    searched = [scale.result.searched for scale in scales]
-    decays = 1
-    if quantizers[-1]._codebook is codebook and len(quantizers) > 1:
-        # As fast as in the reference, whose averages decay once per scale, dropped ones included.
-        decays = len(quantizers)
-        quantizers, searched = quantizers[:1], [_together(searched)]
     trained = [_learning.trains(vq, request.freezes(vq)) for vq in quantizers]
     if not any(trained):
         return [None] * len(quantizers)
@@ -307,4 +312,4 @@ def _together(searched: Sequence[SearchedTokens]) -> SearchedTokens:
 
 def _as_one(rows: Tensor) -> Tensor:
     """(B, L, ...) to (1, B * L, ...), the shape in which codebooks take tokens."""
-    return rows.flatten(0, 1).unsqueeze(0)
+    return rows.reshape(1, rows.shape[0] * rows.shape[1], *rows.shape[2:])
