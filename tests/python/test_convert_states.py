@@ -322,7 +322,9 @@ ENDS = """
 import os, signal, sys, torch
 from torchvq.convert import convert
 
-os.fsync = lambda _: os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+number = getattr(signal, sys.argv[2])
+signal.signal(number, signal.SIG_DFL)  # nohup, under which tests may run, leaves SIGHUP ignored
+os.fsync = lambda _: os.kill(os.getpid(), number)
 convert({"layers.0._codebook.embed": torch.ones(8, 4)}, sys.argv[1])
 """
 
