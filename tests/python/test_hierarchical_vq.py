@@ -231,6 +231,21 @@ def test_kmeans_sees_all_scales():
     assert compatible.vq.codebook.unique(dim=0).shape[0] < CODES
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_a_codebook_that_trains_alone_learns_once_from_all_scales(own):
+    module, trained = (build(1, shared_codebook=not own, threshold_ema_dead_code=0) for _ in "ab")
+    module.eval()
+    for level in module.levels:
+        level.train()
+    for _ in range(2):
+        x = data(3, DIM, 8)
+        module(x)
+        trained(x)
+    for level, expected in zip(module.levels, trained.levels, strict=True):
+        found, other = level._codebook.state_dict(), expected._codebook.state_dict()
+        assert all(torch.equal(found[n], other[n]) for n in ("embed", "embed_avg", "cluster_size"))
+
+
 def test_frozen_codes_stay():
     for options, call in (({"freeze_codebook": True}, {}), ({}, {"freeze_codebook": True})):
         module = build(**options)

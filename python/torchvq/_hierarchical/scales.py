@@ -60,7 +60,7 @@ class ScaleWalk(NamedTuple):
 
     output: Tensor  # (B, D, *S)
     scales: list[Scale]
-    together: SearchedTokens | None  # the tokens of all scales, if these share a codebook and train
+    together: SearchedTokens | None  # the tokens of all scales, if a codebook in training is shared
     losses: list[Tensor]  # () each, of the scales in use
     counts: list[Tensor | None]  # tokens per code of each update, of all ranks
 
@@ -98,7 +98,9 @@ def walk(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> ScaleWal
         if index + 1 < walked:
             residual = residual - decoded
     searched = [scale.result.searched for scale in scales]
-    together = _together(searched) if hvq.training and hvq.shared_codebook else None
+    # The codebook may be in training where the module is not, and the other way round.
+    trains = hvq.training or levels[0].training
+    together = _together(searched) if trains and hvq.shared_codebook else None
     if not in_turn:
         if hvq.training:
             begin_step(hvq._codebooks())
