@@ -63,6 +63,7 @@ set(TORCHVQ_SOURCES
   functional/evolution.cpp
   functional/exact_sum.cpp
   functional/joint_statistics.cpp
+  functional/hierarchical_quantize.cpp
   functional/latent_codes.cpp
   functional/layout.cpp
   functional/learn_codebooks.cpp
@@ -95,6 +96,7 @@ set(TORCHVQ_SOURCES
   functional/residual_walk.cpp
   functional/rotate_features.cpp
   functional/scales.cpp
+  functional/scales_node.cpp
   functional/scored_by_one_node.cpp
   functional/shared_moments.cpp
   functional/soft_clamp.cpp
@@ -232,6 +234,7 @@ set(TORCHVQ_SOURCES
   ops/any/residual_encode.cpp
   ops/any/residual_scalar_quantize.cpp
   ops/any/rotation_trick.cpp
+  ops/any/row_products.cpp
   ops/any/sample_codes.cpp
   ops/any/sample_token_mask.cpp
   ops/any/sampled_beam_search.cpp
@@ -289,6 +292,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/residual_encode.cpp
   ops/autograd/residual_scalar_quantize.cpp
   ops/autograd/rotation_trick.cpp
+  ops/autograd/row_products.cpp
   ops/autograd/sampled_beam_search.cpp
   ops/autograd/scalar_decode.cpp
   ops/autograd/scalar_noise.cpp
@@ -341,6 +345,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/residual_encode.cpp
   ops/cpu/residual_scalar_quantize.cpp
   ops/cpu/rotation_trick.cpp
+  ops/cpu/row_products.cpp
   ops/cpu/sample_codes.cpp
   ops/cpu/scalar_decode.cpp
   ops/cpu/scalar_noise.cpp
@@ -403,6 +408,7 @@ set(TORCHVQ_SOURCES
   ops/meta/residual_encode.cpp
   ops/meta/residual_scalar_quantize.cpp
   ops/meta/rotation_trick.cpp
+  ops/meta/row_products.cpp
   ops/meta/sample_codes.cpp
   ops/meta/sample_token_mask.cpp
   ops/meta/sampled_beam_search.cpp
@@ -437,6 +443,7 @@ set(TORCHVQ_SOURCES
   ops/residual_encode.cpp
   ops/residual_scalar_quantize.cpp
   ops/rotation_trick.cpp
+  ops/row_products.cpp
   ops/sample_codes.cpp
   ops/sample_token_mask.cpp
   ops/sampled_beam_search.cpp

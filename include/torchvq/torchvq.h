@@ -37,6 +37,7 @@
 #include <torchvq/ops/residual_decode.h>
 #include <torchvq/ops/residual_encode.h>
 #include <torchvq/ops/residual_scalar_quantize.h>
+#include <torchvq/ops/row_products.h>
 #include <torchvq/ops/scalar_decode.h>
 #include <torchvq/ops/scalar_noise.h>
 #include <torchvq/ops/scalar_perturb.h>

@@ -408,17 +408,30 @@ def _unit_vectors(x: _Value) -> _Value:
     return _unit(_float(x))
 
 
+def _row_products(x: _Value, matrix: _Value, offset: _Value) -> _Value:
+    return op.Gemm(x, matrix, offset)
+
+
 def _resample_scale(
-    x: _Value, size: Sequence[int], full: Sequence[int | _Value], direction: str
+    x: _Value,
+    size: Sequence[int],
+    full: Sequence[int | _Value],
+    direction: str,
+    kernel: Sequence[int] = (),
 ) -> _Value:
     """A product with the weights of each axis in turn, which is moved to the end; then the axes are in order again."""
     averages, axes = direction == "average", len(size)
+    taps = list(kernel) or [1] * axes
     if not averages:
-        tokens = op.Transpose(x, perm=[0, 2, 1])
-        x = op.Reshape(tokens, _constant(torch.tensor([0, 0, *size])))
-    for cells, positions in zip(size, full, strict=True):
-        count = _constant(torch.tensor(positions)) if isinstance(positions, int) else positions
-        weights = _cell_means(cells, count) if averages else _cell_shares(cells, count)
+        # (B, *cells, *taps, D) to (B, D, *(cells * taps)): cells of an axis before its taps.
+        x = op.Reshape(x, _constant(torch.tensor([0, *size, *taps, -1])))
+        pairs = [place for axis in range(axes) for place in (1 + axis, 1 + axes + axis)]
+        x = op.Transpose(x, perm=[0, 1 + 2 * axes, *pairs])
+        joined = [cells * count for cells, count in zip(size, taps, strict=True)]
+        x = op.Reshape(x, _constant(torch.tensor([0, 0, *joined])))
+    for cells, positions, count in zip(size, full, taps, strict=True):
+        length = _constant(torch.tensor(positions)) if isinstance(positions, int) else positions
+        weights = _cell_means(cells, length) if averages else _tap_shares(cells, length, count)
         x = op.Transpose(x, perm=[0, 1, *range(3, axes + 2), 2])
         x = op.MatMul(x, op.CastLike(weights, x))
     if not averages:
@@ -437,16 +450,21 @@ def _cell_means(cells: int, positions: _Value) -> _Value:
     return op.Div(op.Cast(inside, to=_DOUBLE), op.Cast(op.Sub(end, start), to=_DOUBLE))
 
 
-def _cell_shares(cells: int, positions: _Value) -> _Value:
-    """The shares of the cells in each position, (cells, positions) in float64."""
+def _tap_shares(cells: int, positions: _Value, taps: int) -> _Value:
+    """The shares of cells, for each tap of a convolution, in each position: (cells * taps, positions) in float64."""
     half, zero, one, count, last = (
         _constant(torch.tensor(value, dtype=torch.float64))
         for value in (0.5, 0, 1, cells, cells - 1)
     )
-    centres = op.Mul(op.Add(op.Cast(_range(positions), to=_DOUBLE), half), count)
-    places = op.Clip(op.Sub(op.Div(centres, op.Cast(positions, to=_DOUBLE)), half), zero, last)
-    own = _constant(torch.arange(cells, dtype=torch.float64).unsqueeze(1))
-    return op.Max(op.Sub(one, op.Abs(op.Sub(places, own))), zero)
+    shift = torch.arange(taps, dtype=torch.float64).repeat(cells).unsqueeze(1) - taps // 2
+    read = op.Add(op.Cast(_range(positions), to=_DOUBLE), _constant(shift))
+    length = op.Cast(positions, to=_DOUBLE)
+    centres = op.Mul(op.Add(read, half), count)
+    places = op.Clip(op.Sub(op.Div(centres, length), half), zero, last)
+    own = torch.arange(cells, dtype=torch.float64).repeat_interleave(taps).unsqueeze(1)
+    shares = op.Max(op.Sub(one, op.Abs(op.Sub(places, _constant(own)))), zero)
+    inside = op.And(op.GreaterOrEqual(read, zero), op.Less(read, length))
+    return op.Where(inside, shares, zero)
 
 
 def _range(count: _Value) -> _Value:
@@ -461,6 +479,7 @@ _TABLE: dict[str, Callable[..., Any]] = {
     "residual_decode": _residual_decode,
     "residual_encode": _residual_encode,
     "residual_scalar_quantize": _residual_scalar_quantize,
+    "row_products": _row_products,
     "scalar_decode": _scalar_decode,
     "scalar_level_indices": _digits,
     "scalar_quantize": _scalar_quantize,

@@ -2,20 +2,31 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/conv1d.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/conv3d.h>
+#include <ATen/ops/eye.h>
 #include <ATen/ops/lerp.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/accumulate.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <torchvq/ops/random_numbers.h>
 #include <torchvq/ops/resample_scale.h>
+#include <torchvq/ops/row_products.h>
 
 #include "detail/checks.h"
+#include "detail/readable.h"
+#include "detail/transposed.h"
 #include "detail/without_autocast.h"
+#include "functional/spread_scale.h"
 #include "ops/resample_scale.h"
 
 namespace torchvq::functional {
@@ -46,7 +57,113 @@ at::Tensor convolve(const at::Tensor& map, const at::Tensor& weight, const at::T
                              : at::conv3d(map, weight, bias, one, padding);
 }
 
+/// (D, D) in the middle of taps: (D, taps, D); of a vector (D,) likewise.
+at::Tensor in_middle_tap(const at::Tensor& values, int64_t taps) {
+  return at::constant_pad_nd(values.unsqueeze(-2), {0, 0, taps / 2, taps / 2});
+}
+
+int64_t taps_of(at::IntArrayRef weight_sizes) {
+  return c10::multiply_integers(weight_sizes.slice(2));
+}
+
 }  // namespace
+
+void check_convolution(const char* op, const at::Tensor& weight, const at::Tensor& bias,
+                       const c10::SymInt& features, size_t axes, double ratio) {
+  TORCH_CHECK_VALUE(weight.dim() == static_cast<int64_t>(axes) + 2 &&
+                        weight.sym_size(0) == features && weight.sym_size(1) == features,
+                    op, ": expected weight to have shape (", features, ", ", features,
+                    ", *kernel) with ", axes, " axes of a kernel, but got ", weight.sym_sizes());
+  for (const auto& side : weight.sizes().slice(2)) {
+    TORCH_CHECK_VALUE(side % 2 == 1, op, ": expected the kernel to have odd sizes, but got ",
+                      weight.sizes());
+  }
+  TORCH_CHECK_VALUE(bias.dim() == 1 && bias.sym_size(0) == features, op,
+                    ": expected bias to have shape (", features, ",), but got ", bias.sym_sizes());
+  TORCH_CHECK_VALUE(std::isfinite(ratio), op, ": expected ratio to be finite, but got ", ratio);
+}
+
+// The convolution as a product: cells are fewer than positions, and torch's convolution takes several
+// times as long for the few features of a quantizer.
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// Where memory can be written and no graph is recorded.
+SpreadProduct plain_spread_product(const at::Tensor& weight, const at::Tensor& bias, double ratio) {
+  const int64_t dim = weight.size(0), taps = taps_of(weight.sizes()), middle = taps / 2 * dim;
+  // (D, D * taps) to (D, taps, D): inputs and taps before outputs.
+  const auto turned = detail::transposed(weight.reshape({1, dim, -1}));
+  auto matrix = turned.contiguous().mul(ratio).view({dim, taps * dim});
+  matrix.as_strided({dim}, {taps * dim + 1}, middle).add_(1 - ratio);
+  auto offset = at::zeros({taps * dim}, matrix.options());
+  offset.slice(0, middle, middle + dim).copy_(bias.mul(ratio));
+  return {std::move(matrix), std::move(offset)};
+}
+
+/// The same as one node of the graph.
+struct SpreadProductNode : torch::autograd::Function<SpreadProductNode> {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& weight,
+                               const at::Tensor& bias, double ratio) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    ctx->saved_data["sizes"] = weight.sizes();
+    ctx->saved_data["ratio"] = ratio;
+    ctx->set_materialize_grads(false);
+    auto product = plain_spread_product(weight, bias, ratio);
+    return {std::move(product.matrix), std::move(product.offset)};
+  }
+
+  /// A linear map, so its gradient is the transpose, whatever the derivative.
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    auto own = spread_product_backward({grads[0], grads[1]}, ctx->saved_data["sizes"].toIntVector(),
+                                       ctx->saved_data["ratio"].toDouble());
+    return {std::move(own.matrix), std::move(own.offset), {}};
+  }
+};
+
+}  // namespace
+
+SpreadProduct spread_product(const at::Tensor& weight, const at::Tensor& bias, double ratio) {
+  if (detail::is_readable(weight) && detail::is_readable(bias)) {
+    if (!detail::needs_gradient(weight) && !detail::needs_gradient(bias)) {
+      return plain_spread_product(weight, bias, ratio);
+    }
+    auto found = SpreadProductNode::apply(weight, bias, ratio);
+    return {std::move(found[0]), std::move(found[1])};
+  }
+  const auto features = weight.sym_size(0);
+  const int64_t taps = taps_of(weight.sizes());
+  const auto turned = detail::transposed(weight.reshape_symint({1, features, -1}));
+  const auto itself = at::eye_symint(features, weight.options()).mul(1 - ratio);
+  const auto matrix = turned.reshape_symint({features, taps, features}).mul(ratio);
+  return {matrix.add(in_middle_tap(itself, taps)).flatten(1),
+          in_middle_tap(bias.mul(ratio), taps).flatten()};
+}
+
+SpreadProduct spread_product_backward(const SpreadProduct& grads, at::IntArrayRef sizes,
+                                      double ratio) {
+  SpreadProduct result;
+  const int64_t dim = sizes[0], middle = taps_of(sizes) / 2 * dim;
+  if (grads.matrix.defined()) {
+    const auto turned = detail::transposed(grads.matrix.reshape({1, -1, dim}));
+    result.matrix = turned.contiguous().mul(ratio).view(sizes);
+  }
+  if (grads.offset.defined()) {
+    result.offset = grads.offset.slice(0, middle, middle + dim).mul(ratio);
+  }
+  return result;
+}
+
+at::Tensor spread_tokens(const at::Tensor& tokens, at::IntArrayRef size, c10::SymIntArrayRef full,
+                         const SpreadProduct& product, at::IntArrayRef kernel) {
+  const auto rows = tokens.reshape_symint({-1, tokens.sym_size(2)});
+  const auto products = ops::row_products(rows, product.matrix, product.offset);
+  return ops::resample_scale(
+      products.reshape_symint({tokens.sym_size(0), tokens.sym_size(1), products.sym_size(1)}), size,
+      full, "interpolate", kernel);
+}
 
 at::Tensor pool_scale(const at::Tensor& map, at::IntArrayRef size,
                       const std::optional<at::Tensor>& mask) {
@@ -90,18 +207,7 @@ at::Tensor spread_scale(const at::Tensor& tokens, at::IntArrayRef size, c10::Sym
                     tokens.sym_sizes());
   TORCH_CHECK_VALUE(full.size() == size.size(), op, ": expected full to have ", size.size(),
                     " numbers, but got ", full);
-  const auto axes = static_cast<int64_t>(size.size());
-  const auto features = tokens.sym_size(2);
-  TORCH_CHECK_VALUE(
-      weight.dim() == axes + 2 && weight.sym_size(0) == features && weight.sym_size(1) == features,
-      op, ": expected weight to have shape (", features, ", ", features, ", *kernel) with ", axes,
-      " axes of a kernel, but got ", weight.sym_sizes());
-  for (const auto& side : weight.sizes().slice(2))
-    TORCH_CHECK_VALUE(side % 2 == 1, op, ": expected the kernel to have odd sizes, but got ",
-                      weight.sizes());
-  TORCH_CHECK_VALUE(bias.dim() == 1 && bias.sym_size(0) == features, op,
-                    ": expected bias to have shape (", features, ",), but got ", bias.sym_sizes());
-  TORCH_CHECK_VALUE(std::isfinite(ratio), op, ": expected ratio to be finite, but got ", ratio);
+  check_convolution(op, weight, bias, tokens.sym_size(2), size.size(), ratio);
   std::vector<c10::SymInt> shape{tokens.sym_size(0), tokens.sym_size(2)};
   shape.insert(shape.end(), full.begin(), full.end());
   const auto dtype = tokens.scalar_type();
@@ -113,6 +219,10 @@ at::Tensor spread_scale(const at::Tensor& tokens, at::IntArrayRef size, c10::Sym
     // the encoder, which the tokens lead to.
     const auto nothing = wide.sum().add(offset.sum()).add(tokens.sum()).mul(0);
     return tokens.new_zeros_symint(shape).add(nothing);
+  }
+  if (tokens.is_cpu()) {
+    const auto product = spread_product(wide, offset, ratio);
+    return spread_tokens(tokens, size, full, product, weight.sizes().slice(2));
   }
   const auto map = ops::resample_scale(tokens, size, full, "interpolate");
   return at::lerp(map, convolve(map, wide, offset), ratio);

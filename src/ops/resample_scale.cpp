@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include <c10/util/accumulate.h>
 #include <torch/library.h>
 
 #include <torchvq/ops/resample_scale.h>
@@ -54,8 +55,30 @@ int64_t check_grid(const char* op, at::IntArrayRef size) {
   return cells;
 }
 
+std::vector<int64_t> taps_of_axes(at::IntArrayRef size, at::IntArrayRef kernel) {
+  return kernel.empty() ? std::vector<int64_t>(size.size(), 1) : kernel.vec();
+}
+
+namespace {
+
+void check_kernel(const char* op, at::IntArrayRef size, Resampling direction,
+                  at::IntArrayRef kernel) {
+  if (kernel.empty()) return;
+  const bool averages =
+      direction == Resampling::kAverage || direction == Resampling::kAverageBackward;
+  TORCH_CHECK_VALUE(!averages, op, ": expected kernel to be empty for averages, but got ", kernel);
+  const bool usable =
+      kernel.size() == size.size() &&
+      std::all_of(kernel.begin(), kernel.end(), [](int64_t n) { return n >= 1 && n % 2 == 1; });
+  TORCH_CHECK_VALUE(usable, op, ": expected kernel to be ", size.size(),
+                    " odd numbers (those of size), but got ", kernel);
+}
+
+}  // namespace
+
 Resampling check_resample_scale(const at::Tensor& input, at::IntArrayRef size,
-                                c10::SymIntArrayRef full, std::string_view direction) {
+                                c10::SymIntArrayRef full, std::string_view direction,
+                                at::IntArrayRef kernel) {
   constexpr auto op = "resample_scale";
   const auto known = resampling_named(direction);
   const auto dtype = input.scalar_type();
@@ -64,12 +87,17 @@ Resampling check_resample_scale(const at::Tensor& input, at::IntArrayRef size,
   const auto cells = check_grid(op, size);
   TORCH_CHECK_VALUE(full.size() == size.size(), op, ": expected full to have ", size.size(),
                     " numbers, but got ", full);
+  check_kernel(op, size, known, kernel);
   for (const auto& positions : full) {
     TORCH_CHECK_VALUE(positions >= 0, op, ": expected full to be at least 0, but got ", full);
   }
   if (!to_tokens(known)) {
     TORCH_CHECK_VALUE(input.dim() == 3 && input.sym_size(1) == cells, op,
                       ": expected input to have shape (B, ", cells, ", D), but got ",
+                      input.sym_sizes());
+    const auto taps = c10::multiply_integers(kernel);
+    TORCH_CHECK_VALUE(input.sym_size(2) % taps == 0, op, ": expected input to have ", taps,
+                      " (the kernel) times as many features as the map, but got shape ",
                       input.sym_sizes());
     return known;
   }
@@ -85,15 +113,18 @@ Resampling check_resample_scale(const at::Tensor& input, at::IntArrayRef size,
 }  // namespace detail
 
 at::Tensor ops::resample_scale(const at::Tensor& input, at::IntArrayRef size,
-                               c10::SymIntArrayRef full, std::string_view direction) {
-  using Signature =
-      at::Tensor(const at::Tensor&, at::IntArrayRef, c10::SymIntArrayRef, std::string_view);
+                               c10::SymIntArrayRef full, std::string_view direction,
+                               at::IntArrayRef kernel) {
+  using Signature = at::Tensor(const at::Tensor&, at::IntArrayRef, c10::SymIntArrayRef,
+                               std::string_view, at::IntArrayRef);
   static auto op = detail::op_handle<Signature>("torchvq::resample_scale");
-  return op.call(input, size, full, direction);
+  return op.call(input, size, full, direction, kernel);
 }
 
 }  // namespace torchvq
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
-  m.def("resample_scale(Tensor input, int[] size, SymInt[] full, str direction) -> Tensor");
+  m.def(
+      "resample_scale(Tensor input, int[] size, SymInt[] full, str direction, int[] kernel=[]) "
+      "-> Tensor");
 }

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymIntArrayRef.h>
@@ -24,7 +25,16 @@ constexpr bool to_tokens(Resampling direction) {
 
 /// Called by every kernel.
 Resampling check_resample_scale(const at::Tensor& input, at::IntArrayRef size,
-                                c10::SymIntArrayRef full, std::string_view direction);
+                                c10::SymIntArrayRef full, std::string_view direction,
+                                at::IntArrayRef kernel);
+
+/// The kernel's size along each axis, which is 1 if there is none.
+std::vector<int64_t> taps_of_axes(at::IntArrayRef size, at::IntArrayRef kernel);
+
+/// resample_scale() of checked arguments on the CPU. With `map_of_rows` maps are (B, positions, D)
+/// instead of (B, D, *full), with the same bits.
+at::Tensor resample_on_cpu(const at::Tensor& input, at::IntArrayRef size, at::IntArrayRef full,
+                           Resampling direction, at::IntArrayRef kernel, bool map_of_rows);
 
 /// The number of cells of a grid. Throws c10::ValueError unless it has one to three axes.
 int64_t check_grid(const char* op, at::IntArrayRef size);

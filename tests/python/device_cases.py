@@ -292,6 +292,12 @@ CASES: dict[str, Case] = {
     "resample_scale interpolate_backward": Case(
         (normal(2, 4, 5, 3, seed=8), [2, 2], [5, 3], "interpolate_backward")
     ),
+    "resample_scale kernel": Case(
+        (normal(2, 4, 9, seed=8), [2, 2], [5, 3], "interpolate"), dict(kernel=[3, 1])
+    ),
+    "row_products": Case(
+        (normal(5, 4, seed=8), normal(4, 6, seed=9), normal(6, seed=10)), exact=False
+    ),
     # Random numbers.
     "noise_rng": Case((RNG,), dict(group_name="", label="case")),
     "random_numbers uniform": Case((RNG, 3, [50])),

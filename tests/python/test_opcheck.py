@@ -383,7 +383,7 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "rotate_features": ((X, torch.linalg.qr(normal(4, 4))[0]), {}),
     "random_projection": ((X, normal(2, 4, 3)), {}),
     "resample_scale": ((normal(2, 4, 5, 3), [2, 2], [5, 3], "average"), {}),
-    "resample_scale interpolate": ((normal(2, 4, 3), [2, 2], [5, 3], "interpolate"), {}),
+    "resample_scale kernel": ((normal(2, 4, 9), [2, 2], [5, 3], "interpolate", [3, 1]), {}),
     "pool_scale": ((normal(2, 4, 5, 3), [2, 2]), dict(mask=torch.ones(2, 5, 3).bool())),
     "pool_scale_mask": ((torch.ones(2, 5).bool(), [2]), {}),
     "spread_scale": ((normal(2, 4, 3), [2, 2], [5, 3], normal(3, 3, 3, 3), normal(3), 0.5), {}),

@@ -28,6 +28,20 @@ GRIDS = [
     ([2, 2, 3], [4, 3, 5]),
 ]
 DIRECTIONS = ("average", "average_backward", "interpolate", "interpolate_backward")
+# Grid, positions and kernel of a convolution.
+CONVOLVED = [
+    ([3], [12], [3]),
+    ([5], [13], [5]),
+    ([1], [4], [3]),
+    ([6], [6], [3]),
+    ([5], [2], [3]),
+    # A kernel larger than the map.
+    ([2], [3], [9]),
+    ([2, 3], [5, 7], [3, 3]),
+    ([4, 4], [4, 4], [3, 1]),
+    ([3, 2], [2, 5], [1, 5]),
+    ([2, 2, 3], [4, 3, 5], [3, 3, 3]),
+]
 MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 POOLS = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
 
@@ -76,6 +90,58 @@ def test_backward_is_the_transpose(resample, size, positions, generator):
         one = (resample(a, size, positions, forward) * b).sum()
         other = (a * resample(b, size, positions, backward)).sum()
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def convolved(tokens, weight, size, positions, kernel):
+    """The convolution of the interpolated tokens, by torch."""
+    convolve = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(size)]
+    grid = interpolated(tokens, size, positions)
+    return convolve(grid, weight, padding=[side // 2 for side in kernel])
+
+
+def taps_of(tokens, weight):
+    """What each tap makes of the tokens: (B, L, taps * D)."""
+    return torch.einsum("bli,oik->blko", tokens, weight.flatten(2)).flatten(2)
+
+
+@pytest.mark.parametrize(("size", "positions", "kernel"), CONVOLVED, ids=str)
+def test_with_a_kernel_it_is_the_convolution(resample, size, positions, kernel, generator):
+    tokens = tokens_of(map_of(generator, size, dim=6))
+    weight = torch.randn(6, 6, *kernel, generator=generator, dtype=torch.float64)
+    found = resample(taps_of(tokens, weight), size, positions, "interpolate", kernel)
+    expected = convolved(tokens, weight, size, positions, kernel)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert found.is_contiguous()
+    # The transpose: <A x, y> = <x, A^T y>.
+    taps, other = taps_of(tokens, weight), torch.randn_like(found)
+    back = resample(other, size, positions, "interpolate_backward", kernel)
+    assert back.shape == taps.shape
+    torch.testing.assert_close((found * other).sum(), (taps * back).sum(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("size", "positions", "kernel"), CONVOLVED, ids=str)
+def test_with_a_kernel_both_paths_have_the_same_bits(size, positions, kernel, generator):
+    taps = tokens_of(map_of(generator, size, torch.float32, dim=37 * math.prod(kernel)))
+    found = [path(taps, size, positions, "interpolate", kernel) for path in PATHS.values()]
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+    wide = op(taps.double(), size, positions, "interpolate", kernel)
+    torch.testing.assert_close(found[0], wide.float(), rtol=0, atol=0)
+    # The transpose adds up in another order on other devices, and halves between two floats are common.
+    x = map_of(generator, positions, torch.float32)
+    back = [path(x, size, positions, "interpolate_backward", kernel) for path in PATHS.values()]
+    torch.testing.assert_close(*back, rtol=2e-7, atol=2e-8)
+
+
+def test_with_a_kernel_there_are_gradients_vmap_and_compiled_code(generator):
+    taps = tokens_of(map_of(generator, [2, 3], batch=1, dim=2 * 9)).requires_grad_()
+    call = lambda x: op(x, [2, 3], [4, 5], "interpolate", [3, 3])  # noqa: E731
+    assert torch.autograd.gradcheck(call, (taps,))
+    assert torch.autograd.gradgradcheck(call, (taps,))
+    torch.library.opcheck(op.default, (taps, [2, 3], [4, 5], "interpolate", [3, 3]))
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
+    torch.testing.assert_close(compiled(taps), call(taps), rtol=0, atol=0)
+    stacked = torch.stack([taps, 2 * taps]).detach()
+    torch.testing.assert_close(torch.vmap(call)(stacked)[1], call(2 * taps), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -162,6 +228,11 @@ def test_what_is_not_finite_stays_in_its_cells(value, generator):
         ((torch.ones(2, 3, 5), [2, 2], [5, 5], "average"), ValueError, "2 axes of positions"),
         ((torch.ones(2, 3, 5), [2], [5], "interpolate"), ValueError, "shape .B, 2, D."),
         ((torch.ones(2, 2), [2], [5], "interpolate"), ValueError, "shape .B, 2, D."),
+        ((torch.ones(2, 3, 5), [2], [5], "average", [3]), ValueError, "empty for averages"),
+        ((torch.ones(2, 2, 6), [2], [5], "interpolate", [2]), ValueError, "1 odd numbers"),
+        ((torch.ones(2, 2, 6), [2], [5], "interpolate", [-3]), ValueError, "1 odd numbers"),
+        ((torch.ones(2, 2, 6), [2], [5], "interpolate", [3, 3]), ValueError, "1 odd numbers"),
+        ((torch.ones(2, 2, 5), [2], [5], "interpolate", [3]), ValueError, "3 .the kernel. times"),
     ],
 )
 def test_bad_arguments_are_named(resample, arguments, kind, message):

@@ -1,11 +1,11 @@
 # Kernels compiled once per instruction set; the level is chosen at run time (kernels/cpu/cpu_level.h).
 # Adding a kernel: write <kernel>-inl.h and one two-line .cpp per level, and list <kernel> here.
 #
-# Two families of flags: screening kernels work in float32 within a proven error bound and may contract to fused
-# multiply-add; exact kernels may not (-ffp-contract=off is the whole library's default).
-set(TORCHVQ_SCREENING_KERNELS nearest_code_scan prepared_scan residual_beam_scan)
-set(TORCHVQ_EXACT_KERNELS binary_codes code_rows latent_quantize nearest_code_exact projected_level sample_codes
-    scalar_quantize score_rows sign_entropy token_rows transpose)
+# Two families of flags: screening kernels, which work in float32 within a proven error bound, and products of rows may
+# contract to fused multiply-add; exact kernels may not (-ffp-contract=off is the whole library's default).
+set(TORCHVQ_SCREENING_KERNELS nearest_code_scan prepared_scan residual_beam_scan row_products)
+set(TORCHVQ_EXACT_KERNELS binary_codes code_rows latent_quantize nearest_code_exact projected_level resample_rows
+    sample_codes scalar_quantize score_rows sign_entropy token_rows transpose)
 
 set(TORCHVQ_LEVELS default)
 set(TORCHVQ_LEVEL_FLAGS_default "")

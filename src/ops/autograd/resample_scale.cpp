@@ -19,26 +19,28 @@ using torch::autograd::variable_list;
 /// A linear map, so its gradient is the transpose, whatever the derivative.
 struct ResampleScale : torch::autograd::Function<ResampleScale> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, at::IntArrayRef size,
-                            c10::SymIntArrayRef full, std::string_view direction) {
+                            c10::SymIntArrayRef full, std::string_view direction,
+                            at::IntArrayRef kernel) {
     at::AutoDispatchBelowADInplaceOrView guard;
     ctx->saved_data["size"] = size;
     ctx->saved_data["full"] = full;
     ctx->saved_data["direction"] = std::string(direction);
-    return ops::resample_scale(input, size, full, direction);
+    ctx->saved_data["kernel"] = kernel;
+    return ops::resample_scale(input, size, full, direction, kernel);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto direction = ctx->saved_data["direction"].toStringRef();
-    const auto grad = ops::resample_scale(grads[0], ctx->saved_data["size"].toIntVector(),
-                                          ctx->saved_data["full"].toSymIntVector(),
-                                          detail::transposed(direction));
-    return {grad, at::Tensor(), at::Tensor(), at::Tensor()};
+    const auto grad = ops::resample_scale(
+        grads[0], ctx->saved_data["size"].toIntVector(), ctx->saved_data["full"].toSymIntVector(),
+        detail::transposed(direction), ctx->saved_data["kernel"].toIntVector());
+    return {grad, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
 at::Tensor resample_scale(const at::Tensor& input, at::IntArrayRef size, c10::SymIntArrayRef full,
-                          std::string_view direction) {
-  return detail::differentiable<ResampleScale>(input, size, full, direction);
+                          std::string_view direction, at::IntArrayRef kernel) {
+  return detail::differentiable<ResampleScale>(input, size, full, direction, kernel);
 }
 
 }  // namespace
