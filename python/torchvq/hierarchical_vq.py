@@ -241,10 +241,10 @@ class HierarchicalVQ(WideBuffers):
                     temperature=sample_codebook_temp,
                     frozen=freeze_codebook,
                     depth=self.num_levels,
-                    ranks=ranks_of(synced_level(self.levels), "HierarchicalVQ"),
+                    ranks=ranks_of(synced_level(self._quantizers()), "HierarchicalVQ"),
                 )
-                done, depth = self._walk(self._maps(x, token_mask), request)
-                loss = _scales.mean_loss(self, done, depth)
+                done, depth = self._walk(x, token_mask, request)
+                loss = _scales.reach_dropped(self, done.loss, depth)
                 quantized = self._restore(done.output, x, token_mask)
         if targets is not None:
             return quantized, loss
@@ -267,12 +267,6 @@ class HierarchicalVQ(WideBuffers):
                 f"but got shape {list(x.shape)}"
             )
 
-    def _maps(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, D, *S), float32 or float64, zeros for padding."""
-        layout = self._layout
-        wide = widened(layout.pack(x, mask))
-        return wide.transpose(1, 2).reshape(x.shape[0], self.dim, *layout.positions(x))
-
     def _map_mask(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
         positions = self._layout.positions(x)
         if mask is not None:
@@ -283,15 +277,16 @@ class HierarchicalVQ(WideBuffers):
         return x.new_ones(x.shape[0], *positions, dtype=torch.bool)
 
     def _walk(
-        self, maps: Tensor, request: _scales.ScaleRequest
+        self, x: Tensor, mask: Tensor | None, request: _scales.ScaleRequest
     ) -> tuple[_scales.ScaleWalk, int | Tensor]:
         """The walk, and how many scales it used."""
-        codebooks = self._codebooks()
+        codebooks, layout = self._codebooks(), self._layout
+        rows = widened(layout.pack(x, mask))  # (B, P, D), zeros for padding
         if not request.ranks.alone:
             # Before the depth is drawn, so that ranks draw the same depth.
             text = _scales.options_text(self, request)
             levels, frozen = self.levels, all(map(request.freezes, self.levels))
-            agree_in_stack(levels, codebooks, request.ranks, text, frozen=frozen, dtype=maps.dtype)
+            agree_in_stack(levels, codebooks, request.ranks, text, frozen=frozen, dtype=rows.dtype)
         if self.training:
             for vq in self._quantizers():
                 check_level(vq, request.freezes(vq))
@@ -301,7 +296,7 @@ class HierarchicalVQ(WideBuffers):
         # fails, the scales before have learnt, which is undone.
         undo = undo_of(codebooks, apart=self.vqp_compat) if self.training else None
         with undo or nullcontext():
-            done = _scales.walk(self, maps, request)
+            done = _scales.walk(self, rows, layout.positions(x), request)
         if self.training:
             _scales.finish_scales(self, done, request)
         return done, depth
@@ -314,7 +309,7 @@ class HierarchicalVQ(WideBuffers):
 
     def _drawn_depth(self) -> Tensor:
         return _ops.drawn_scales(
-            self.levels[0]._codebook.rng,
+            self._quantizers()[0]._codebook.rng,
             self.num_levels,
             self.nested_dropout,
             self.nested_dropout_min_levels,
@@ -326,13 +321,13 @@ class HierarchicalVQ(WideBuffers):
         return None if depth == self.num_levels else depth - 1
 
     def _restore(self, output: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
-        tokens = output.flatten(2).transpose(1, 2).to(x.dtype)
+        tokens = output.to(x.dtype)
         if mask is not None:
             tokens = _ops.fill_padding(tokens.contiguous(), mask)
         return self._layout.unpack(tokens, x).contiguous()  # callers take views of it
 
     def _indices(self, done: _scales.ScaleWalk, batch: int) -> tuple[Tensor, ...]:
-        indices = [scale.result.searched.indices for scale in done.scales]
+        indices = [scale.indices for scale in done.scales]
         shapes = self.level_shapes
         found = [part.view(batch, *shape) for part, shape in zip(indices, shapes, strict=False)]
         # Dropped scales have no index.
@@ -349,13 +344,15 @@ class HierarchicalVQ(WideBuffers):
     @property
     def levels(self) -> list[VectorQuantize]:
         """The quantizer of each scale; the scales may share one."""
-        if self.vqs is None:
-            return [of_kind(self, "vq", self.vq, VectorQuantize)] * self.num_levels
-        return contained(self, "vqs", VectorQuantize, self.num_levels)
+        quantizers = self._quantizers()
+        return quantizers * self.num_levels if self.vqs is None else quantizers
 
     def _quantizers(self) -> list[VectorQuantize]:
         """The quantizers of all scales, each once."""
-        return self.levels[:1] if self.shared_codebook else self.levels
+        if self.vqs is None:
+            # A lookup through the module takes six times as long.
+            return [of_kind(self, "vq", self._modules["vq"], VectorQuantize)]
+        return contained(self, "vqs", VectorQuantize, self.num_levels)
 
     def _codebooks(self) -> list[Codebook]:
         return [level._codebook for level in self._quantizers()]
@@ -369,6 +366,10 @@ class HierarchicalVQ(WideBuffers):
         if self.phi_levels is None:
             return cast(nn.Module, self.phi_shared)
         return self.phi_levels[self._convolutions[level_index]]
+
+    def phis(self) -> list[nn.Module]:
+        """The modules that compute the maps of the scales, each once."""
+        return [*self.phi_levels] if self.phi_levels is not None else [self.choose_phi(0)]
 
     def pool_residual(
         self, t: Tensor, level_shape: Sequence[int] | int, mask: Tensor | None = None

@@ -93,25 +93,16 @@ void agree_on_scales(const HierarchicalVQImpl& hvq, const std::vector<VectorQuan
 
 /// The indices of each scale in its shape; -1 for dropped scales.
 std::vector<torch::Tensor> indices_of_scales(const HierarchicalVQImpl& hvq,
-                                             const std::vector<torch::Tensor>& searched,
+                                             const std::vector<F::StepTokens>& searched,
                                              int64_t batch) {
   std::vector<torch::Tensor> indices;
   for (const auto& positions : hvq.resolved().shapes) {
     const auto shape = with_batch(batch, positions);
     const bool dropped = indices.size() >= searched.size();
-    indices.push_back(dropped ? at::full(shape, -1, searched[0].options())
-                              : searched[indices.size()].view(shape));
+    indices.push_back(dropped ? at::full(shape, -1, searched[0].indices.options())
+                              : searched[indices.size()].indices.view(shape));
   }
   return indices;
-}
-
-/// (B, D, *S), float32 or float64, zeros for padding.
-torch::Tensor maps_of(const HierarchicalVQOptions& options, const torch::Tensor& x,
-                      const OptionalTensor& mask) {
-  const auto tokens = detail::widened(scale_layout(options).pack(x, mask));
-  auto shape = with_batch(options.dim(), positions_of(options, x));
-  shape.insert(shape.begin(), x.size(0));
-  return tokens.transpose(1, 2).reshape(shape);
 }
 
 /// Reshapes (B, N) to (B, *S). An input without positions has no real tokens.
@@ -134,9 +125,9 @@ int64_t scales_in_use(const HierarchicalVQImpl& hvq) {
       .item<int64_t>();
 }
 
-torch::Tensor restore_map(const HierarchicalVQOptions& options, const torch::Tensor& output,
-                          const torch::Tensor& x, const OptionalTensor& mask) {
-  auto tokens = output.flatten(2).transpose(1, 2).to(x.scalar_type());
+torch::Tensor restore_rows(const HierarchicalVQOptions& options, const torch::Tensor& output,
+                           const torch::Tensor& x, const OptionalTensor& mask) {
+  auto tokens = output.to(x.scalar_type());
   if (mask) tokens = F::fill_padding(tokens.contiguous(), *mask);
   return scale_layout(options).unpack(tokens, x).contiguous();  // callers take views of it
 }
@@ -292,9 +283,9 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
   }
   const auto ranks = detail::ranks_of(detail::synced_level(vqs), kHierarchicalVQ, options.dim());
   // Before the depth is drawn, so that ranks draw the same depth.
-  const auto maps = maps_of(options, x, mask);
+  const auto rows = detail::widened(scale_layout(options).pack(x, mask));  // zeros for padding
   if (!ranks.alone()) {
-    agree_on_scales(*this, levels, codebooks, call.freeze_codebook(), maps.scalar_type(), ranks);
+    agree_on_scales(*this, levels, codebooks, call.freeze_codebook(), rows.scalar_type(), ranks);
   }
   if (is_training()) {
     for (const auto* vq : levels) detail::check_options_set_later(*vq);
@@ -302,7 +293,7 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
   const auto depth = scales_in_use(*this);
   const auto run = [&] {
     if (is_training()) detail::reset_replaced(codebooks);
-    return detail::walk_scales(*this, maps,
+    return detail::walk_scales(*this, rows, positions_of(options, x),
                                {.mask = map_mask(options, x, mask),
                                 .targets = targets,
                                 .temperature = call.sample_codebook_temp(),
@@ -316,8 +307,8 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
       options.vqp_compat() ? detail::CallerCode::kBetweenUpdates : detail::CallerCode::kNone;
   const auto done =
       is_training() ? detail::undone_if_it_fails(std::move(levels), run, runs) : run();
-  HierarchicalVQOutput output{restore_map(options, done.output, x, mask),
-                              indices_of_scales(*this, done.indices, x.size(0)), done.loss,
+  HierarchicalVQOutput output{restore_rows(options, done.output, x, mask),
+                              indices_of_scales(*this, done.tokens, x.size(0)), done.loss,
                               std::nullopt};
   if (depth < num_levels()) output.cutoff = depth - 1;
   return output;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include <torchvq/functional/learn_codebooks.h>
 #include <torchvq/modules/hierarchical_vq.h>
 
 #include "modules/request.h"
@@ -23,9 +24,10 @@ struct ScaleRequest {
 
 /// The result of all scales.
 struct ScaleWalk {
-  at::Tensor output;                ///< (B, D, *S)
-  std::vector<at::Tensor> indices;  ///< (1, B * L) of each scale that was searched
-  at::Tensor loss;                  ///< the mean over the scales in use
+  at::Tensor output;                           ///< (B, P, D)
+  std::vector<functional::StepTokens> tokens;  ///< of each scale that was searched
+  std::vector<at::Tensor> counts;              ///< tokens per code of each update, of all ranks
+  at::Tensor loss;                             ///< the mean over the scales in use
 };
 
 /// Whether the codebook of a scale is frozen in a forward that asks for this, or for nothing.
@@ -34,7 +36,9 @@ bool freezes(const HierarchicalVQImpl& hvq, const VectorQuantizeImpl& vq,
 
 /// Searches scale after scale; in training, also updates codebooks and counts the step.
 ///
-/// @param maps  (B, D, *S), float32 or float64.
-ScaleWalk walk_scales(HierarchicalVQImpl& hvq, const at::Tensor& maps, const ScaleRequest& request);
+/// @param rows       (B, P, D), a map position by position, float32 or float64.
+/// @param positions  those of the map, along each axis.
+ScaleWalk walk_scales(HierarchicalVQImpl& hvq, const at::Tensor& rows, at::IntArrayRef positions,
+                      const ScaleRequest& request);
 
 }  // namespace torchvq::detail

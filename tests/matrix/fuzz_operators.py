@@ -96,6 +96,7 @@ def recorded() -> dict[str, Call]:
         _use("vq", sync_update_v=0.5, learnable_codebook=True, ema_update=False)
         _use("vq", route_gradients_to_input=False, straight_through=True, rotation_trick=False)
         _use("vq", rotation_trick=False)
+        _use("hierarchical_vq", masked=True)
         build("vq")(data("vq"), topk=2)
         _use_helpers()
         _by_hand()
@@ -186,7 +187,6 @@ def _by_hand() -> None:
     _ops.merge_heads(x, 1, 6, 1, False)
     _ops.restore_tokens(x, x, mask=mask)
     _ops.restore_positions(indices, x)
-    _ops.pool_scale_mask(mask, [2])
     _ops.shared_diversity_totals([codes], [x], [codes], masks=[], temperatures=[1.0])
     _ops.search_losses(x, codes, x, indices, training=True, diversity_weight=0.1)
     means = [torch.zeros(1, 1, 4), torch.ones(1, 1, 4)] * 2

@@ -144,9 +144,9 @@ def test_each_backward_recomputes_the_same_step(row: str, balances: bool) -> Non
             quantized, _, loss = checkpointed(module, x) if wrap else forward(module, x)
             first, loss = quantized.square().sum(), loss.sum() + quantized.sum()
             if balances:
-                norms = [
-                    torch.autograd.grad(of, x, retain_graph=True)[0].norm() for of in (first, loss)
-                ]
+                # Contiguous, because a norm adds up in the order of the memory.
+                grads = [torch.autograd.grad(of, x, retain_graph=True)[0] for of in (first, loss)]
+                norms = [grad.contiguous().norm() for grad in grads]
                 loss = loss + first * norms[1] / (norms[0] + 1e-4)
                 seen += norms
             else:

@@ -28,7 +28,7 @@ class StepTokens(NamedTuple):
     trains: bool = True  # False: of a codebook that does not train, and so without tokens
 
     @classmethod
-    def by(cls, levels: Sequence[SearchedTokens]) -> "StepTokens":
+    def by(cls, levels: "Sequence[SearchedTokens | StepTokens]") -> "StepTokens":
         """The tokens of all levels that share one codebook."""
         first = levels[0]
         if len(levels) == 1:
@@ -172,7 +172,9 @@ StackStep = tuple[Sequence[Codebook], Sequence[StepTokens]]
 
 
 def step_of_levels(
-    levels: Sequence["VectorQuantize"], searched: Sequence[SearchedTokens], trained: Sequence[bool]
+    levels: Sequence["VectorQuantize"],
+    searched: Sequence[SearchedTokens | StepTokens],
+    trained: Sequence[bool],
 ) -> StackStep:
     """The step of levels with a codebook each, of which the first ones were searched."""
     parts = [StepTokens.by([part]) for part in searched]

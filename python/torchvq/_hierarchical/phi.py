@@ -1,6 +1,7 @@
 """The maps between the scales of HierarchicalVQ and the full resolution: interpolation, and a convolution."""
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +10,11 @@ from torchvq._base.projection import project
 from torchvq._base.torch_private import is_jit_traced, is_observed_itself
 
 _ops = torch.ops.torchvq
-_CONVOLUTIONS: dict[int, type[nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+_CONVOLUTIONS: dict[int, type[nn.Conv1d | nn.Conv2d | nn.Conv3d]] = {
+    1: nn.Conv1d,
+    2: nn.Conv2d,
+    3: nn.Conv3d,
+}
 
 
 class Phi(nn.Module):
@@ -20,6 +25,8 @@ class Phi(nn.Module):
         spatial_dims: axes of positions, 1 to 3.
         quant_resi: the fraction of the convolution; its absolute value is used.
     """
+
+    conv: nn.Conv1d | nn.Conv2d | nn.Conv3d
 
     def __init__(self, dim: int, spatial_dims: int, quant_resi: float) -> None:
         super().__init__()
@@ -36,9 +43,7 @@ class Phi(nn.Module):
         if shape is None or full is None:
             return self._convolved(tokens)
         full = _plain(full)
-        kind = _CONVOLUTIONS[len(shape)]
-        calls = type(self.conv).forward is not kind.forward or is_observed_itself(self.conv)
-        if calls and tokens.numel() > 0:
+        if not _is_of_torch(self.conv) and tokens.numel() > 0:
             # A forward or hook of the user must run, such as that of torch.nn.utils.prune, which sets the weight.
             return self._convolved(_ops.resample_scale(tokens, list(shape), full, "interpolate"))
         return _ops.spread_scale(
@@ -47,6 +52,17 @@ class Phi(nn.Module):
 
     def _convolved(self, maps: Tensor) -> Tensor:
         return torch.lerp(maps, project(self.conv, maps).to(maps.dtype), self.resi_ratio)
+
+
+def is_plain(phi: nn.Module) -> TypeGuard[Phi]:
+    """Whether the module of a scale is ours and nothing else happens when it is called, so that an operator may take
+    its weights. Under FSDP2 it is of another class."""
+    return type(phi) is Phi and not is_observed_itself(phi) and _is_of_torch(phi.conv)
+
+
+def _is_of_torch(conv: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> bool:
+    kind = _CONVOLUTIONS[len(conv.kernel_size)]
+    return type(conv).forward is kind.forward and not is_observed_itself(conv)
 
 
 def spread(phi: nn.Module, tokens: Tensor, shape: Sequence[int], full: Sequence[int]) -> Tensor:

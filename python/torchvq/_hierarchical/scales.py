@@ -4,8 +4,9 @@ Order of a training forward: each scale searches the residual of the scales befo
 the step; losses; then one update from the tokens of all scales (docs/design/hierarchical.md).
 """
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,9 +19,11 @@ from torchvq._base.torch_private import as_constants
 from torchvq._codebook import learning as _learning
 from torchvq._codebook import losses as _losses
 from torchvq._codebook import request as _request
+from torchvq._codebook.learning import StepTokens
 from torchvq._codebook.losses import SearchedTokens, SearchResult, Terms
 from torchvq._codebook.search import choose, prepare
 from torchvq._codebook.stats import begin_step, finish_step
+from torchvq._hierarchical.at_once import can_walk_at_once, quantize_scales
 from torchvq._hierarchical.calls import whole_indices
 from torchvq._hierarchical.phi import spread
 from torchvq._residual.engine import in_use, levels_to_walk, mask_in_use, only_if
@@ -58,21 +61,53 @@ class Scale(NamedTuple):
 class ScaleWalk(NamedTuple):
     """The result of all scales."""
 
-    output: Tensor  # (B, D, *S)
-    scales: list[Scale]
-    together: SearchedTokens | None  # the tokens of all scales, if a codebook in training is shared
-    losses: list[Tensor]  # () each, of the scales in use
+    output: Tensor  # (B, P, D)
+    scales: list[StepTokens]  # of those that were searched
+    together: StepTokens | None  # the tokens of all scales, if a codebook in training is shared
+    loss: Tensor  # (), the mean over the scales in use
     counts: list[Tensor | None]  # tokens per code of each update, of all ranks
 
 
-def walk(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> ScaleWalk:
-    """Searches scale by scale; in training the codebooks learn. maps: (B, D, *S), float32 or float64."""
+def walk(
+    hvq: "HierarchicalVQ", rows: Tensor, positions: torch.Size, request: ScaleRequest
+) -> ScaleWalk:
+    """Searches scale by scale; in training the codebooks learn.
+
+    rows: (B, P, D), float32 or float64, a map with these positions.
+    """
+    if hvq.shared_codebook:
+        _prepare_shared(hvq, rows, positions, request)
+    if can_walk_at_once(hvq, rows, request):
+        return _walk_at_once(hvq, rows, positions, request)
+    return _walk_in_turn(hvq, _map_of(rows, positions), request)
+
+
+def _walk_at_once(
+    hvq: "HierarchicalVQ", rows: Tensor, positions: torch.Size, request: ScaleRequest
+) -> ScaleWalk:
+    found = quantize_scales(hvq, rows, positions, cast(int, request.depth))
+    scales = [StepTokens(found.tokens, own.view(1, own.numel()), None) for own in found.indices]
+    if not hvq.training:
+        return ScaleWalk(found.quantized, scales, None, found.loss, [])
+    together = None
+    if hvq.shared_codebook:
+        together = StepTokens(_as_one(found.tokens), _as_one(found.token_indices), None)
+    else:
+        cells = [part.shape[1] for part in found.indices]
+        parts = torch.split_with_sizes(found.tokens, cells, 1)
+        scales = [
+            own._replace(inputs=_as_one(part)) for own, part in zip(scales, parts, strict=True)
+        ]
+    counts = _learn_all(hvq, scales, together, request)
+    return ScaleWalk(found.quantized, scales, together, found.loss, counts)
+
+
+def _walk_in_turn(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> ScaleWalk:
+    """The same for a map (B, D, *S), where Python code runs between the scales."""
     in_turn = hvq.training and hvq.vqp_compat
     # In the reference, dropped scales search and learn like the others.
     walked = hvq.num_levels if in_turn else levels_to_walk(request.depth, hvq.num_levels)
     levels = hvq.levels
-    if hvq.shared_codebook:
-        _prepare_shared(hvq, maps, request)
     if in_turn:
         begin_step(hvq._codebooks())
     residual = maps
@@ -98,23 +133,18 @@ def walk(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> ScaleWal
         if index + 1 < walked:
             residual = residual - decoded
     searched = [scale.result.searched for scale in scales]
-    # The codebook may be in training where the module is not, and the other way round.
-    trains = hvq.training or levels[0].training
-    together = _together(searched) if trains and hvq.shared_codebook else None
+    tokens = [StepTokens(part.inputs.detach(), part.indices, part.mask) for part in searched]
+    together = _joined_if_shared(hvq, tokens, maps.shape[0])
     if not in_turn:
-        if hvq.training:
-            begin_step(hvq._codebooks())
-        if together is None:
-            counts = _learn(searched, levels, request)
-        else:
-            # As fast as in the reference, whose averages decay once per scale, dropped ones included.
-            counts = _learn([together], levels[:1], request, decays=len(levels))
+        counts = _learn_all(hvq, tokens, together, request)
         losses = [
             only_if(in_use(request.depth, index), _loss(*found))
             for index, found in enumerate(zip(scales, terms, strict=True))
         ]
     assert total is not None  # the first scale is always in use
-    return ScaleWalk(total, scales, together, losses, counts)
+    in_mean = losses[: request.depth] if isinstance(request.depth, int) else losses
+    loss = sum(in_mean[1:], in_mean[0]) / request.depth
+    return ScaleWalk(total.flatten(2).transpose(1, 2), tokens, together, loss, counts)
 
 
 def options_text(hvq: "HierarchicalVQ", request: ScaleRequest) -> str:
@@ -152,12 +182,11 @@ def finish_scales(hvq: "HierarchicalVQ", done: ScaleWalk, request: ScaleRequest)
     """Ends the step: counts the uses of codes of each scale."""
     # In the reference, dropped scales take part in the step like the others.
     depth = None if hvq.vqp_compat else request.depth
-    searched, uses = [scale.result.searched for scale in done.scales], hvq.counts_of_scales()
-    quantizers = hvq.levels
+    searched, uses = done.scales, hvq.counts_of_scales()
+    quantizers = hvq.levels if done.together is None else hvq._quantizers()
     if done.together is not None:
         # A Monitor watches the quantizer itself, which therefore counts the tokens of all scales.
         searched, uses = [done.together, *searched], [quantizers[0].step_counts, *uses]
-        quantizers = quantizers[:1]
     drew = [
         _learning.draws_numbers(vq, request.freezes(vq)) or hvq.nested_dropout > 0
         for vq in quantizers[: len(searched)]
@@ -165,13 +194,11 @@ def finish_scales(hvq: "HierarchicalVQ", done: ScaleWalk, request: ScaleRequest)
     finish_step(quantizers, searched, done.counts, request.ranks, uses, drew=drew, depth=depth)
 
 
-def mean_loss(hvq: "HierarchicalVQ", done: ScaleWalk, depth: int | Tensor) -> Tensor:
-    """The mean of the losses of the scales in use."""
-    used = done.losses[:depth] if isinstance(depth, int) else done.losses
-    loss = sum(used[1:], used[0]) / depth
+def reach_dropped(hvq: "HierarchicalVQ", loss: Tensor, depth: int | Tensor) -> Tensor:
+    """The loss, with a gradient of zero for dropped scales, for which distributed wrappers wait."""
     if not hvq.training or not isinstance(depth, int):
         return loss
-    first = hvq.levels[0]
+    first = hvq._quantizers()[0]
     by_gradient = first.learnable_codebook or first.has_codebook_orthogonal_loss
     for index in range(depth, hvq.num_levels):
         loss = reaching(loss, hvq.choose_phi(index))
@@ -236,12 +263,15 @@ def _spread(hvq: "HierarchicalVQ", index: int, scale: Scale, maps: Tensor) -> Te
 # What the scales learn --------------------------------------------------------------------------------------
 
 
-def _prepare_shared(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> None:
+def _prepare_shared(
+    hvq: "HierarchicalVQ", rows: Tensor, positions: torch.Size, request: ScaleRequest
+) -> None:
     """k-means on the first training tokens, of all scales at once, because the coarsest has few tokens per image."""
-    vq = hvq.levels[0]
+    (vq,) = hvq._quantizers()
     if vq._codebook.initialised:
         vq._codebook.begin_record()
         return
+    maps = _map_of(rows, positions)
     if vq.training and not vq._codebook.replaying and not hvq.vqp_compat:
         # The recomputation of a checkpointed step skips this, so nothing may be saved for backward.
         with torch.no_grad():
@@ -274,8 +304,24 @@ def _loss(scale: Scale, terms: Terms) -> Tensor:
     return _losses.level_loss(scale.vq, scale.result.searched, terms, scale.request)
 
 
+def _learn_all(
+    hvq: "HierarchicalVQ",
+    scales: list[StepTokens],
+    together: StepTokens | None,
+    request: ScaleRequest,
+) -> list[Tensor | None]:
+    """One update from the tokens of all scales, which are ``together`` those of a shared codebook."""
+    quantizers = hvq._quantizers()
+    if hvq.training:
+        begin_step([vq._codebook for vq in quantizers])
+    if together is None:
+        return _learn(scales, hvq.levels, request)
+    # As fast as in the reference, whose averages decay once per scale, dropped ones included.
+    return _learn([together], quantizers, request, decays=hvq.num_levels)
+
+
 def _learn(
-    searched: Sequence[SearchedTokens],
+    scales: Sequence[StepTokens | SearchedTokens],
     quantizers: Sequence[VectorQuantize],
     request: ScaleRequest,
     decays: int = 1,
@@ -289,27 +335,40 @@ def _learn(
     trained = [_learning.trains(vq, request.freezes(vq)) for vq in quantizers]
     if not any(trained):
         return [None] * len(quantizers)
-    step = _learning.step_of_levels(quantizers, searched, trained)
+    step = _learning.step_of_levels(quantizers, scales, trained)
     return _learning.learn_together(*step, request.ranks, decays=decays)
 
 
-def _together(searched: Sequence[SearchedTokens]) -> SearchedTokens:
-    """The tokens of all scales as those of one step, sample by sample.
+def _joined_if_shared(
+    hvq: "HierarchicalVQ", scales: list[StepTokens], batch: int
+) -> StepTokens | None:
+    """The tokens of all scales as those of one step, sample by sample, if a codebook in training is shared.
 
     In this order, the tokens of several ranks one after the other equal those of the whole batch.
     """
+    # The codebook may be in training where the module is not, and the other way round.
+    if not (hvq.shared_codebook and (hvq.training or hvq._quantizers()[0].training)):
+        return None
+    cells = [math.prod(shape) for shape in hvq.level_shapes]
 
     def joined(parts: list[Tensor]) -> Tensor:
-        grids = [scale.tokens.shape[:2] for scale in searched]
-        rows = [p.reshape(*grid, *p.shape[2:]) for p, grid in zip(parts, grids, strict=True)]
+        rows = [
+            part.view(batch, count, *part.shape[2:])
+            for part, count in zip(parts, cells, strict=False)
+        ]
         return _as_one(torch.cat(rows, 1))
 
-    masks = [part.mask for part in searched if part.mask is not None]
-    return searched[0]._replace(
-        inputs=joined([part.inputs.detach() for part in searched]),
-        indices=joined([part.indices for part in searched]),
-        mask=joined(masks) if masks else None,
+    masks = [part.mask for part in scales if part.mask is not None]
+    return StepTokens(
+        joined([part.inputs for part in scales]),
+        joined([part.indices for part in scales]),
+        joined(masks) if masks else None,
     )
+
+
+def _map_of(rows: Tensor, positions: torch.Size) -> Tensor:
+    """(B, P, D) to (B, D, *S)."""
+    return rows.transpose(1, 2).reshape(rows.shape[0], rows.shape[2], *positions)
 
 
 def _as_one(rows: Tensor) -> Tensor:
