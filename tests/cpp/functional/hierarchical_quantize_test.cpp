@@ -9,6 +9,7 @@
 #include <torchvq/functional/scales.h>
 #include <torchvq/ops/nearest_code.h>
 #include <torchvq/ops/resample_scale.h>
+#include <torchvq/ops/row_products.h>
 
 #include "kernels/cpu/cpu_level.h"
 
@@ -61,6 +62,27 @@ TEST_P(ResampleScaleTest, EveryInstructionSetGivesTheSameBits) {
 
 INSTANTIATE_TEST_SUITE_P(Levels, ResampleScaleTest,
                          testing::Values(CpuLevel::kDefault, CpuLevel::kAvx2, CpuLevel::kAvx512));
+
+TEST(RowProducts, InstructionSetsWithAFusedMultiplyAddGiveTheSameBits) {
+  torch::manual_seed(0);
+  for (const auto dtype : {torch::kFloat, torch::kDouble}) {
+    // Columns around the lanes of all vectors, and rows around those of a tile.
+    for (const int64_t columns : {1, 16, 70, 133}) {
+      for (const int64_t rows : {1, 5, 100}) {
+        const auto options = torch::TensorOptions().dtype(dtype);
+        const auto x = torch::randn({rows, 37}, options);
+        const auto matrix = torch::randn({37, columns}, options);
+        const auto offset = torch::randn({columns}, options);
+        const auto run = [&](CpuLevel level) {
+          kernels::limit_cpu_level(level);
+          return ops::row_products(x, matrix, offset);
+        };
+        EXPECT_TRUE(torch::equal(run(CpuLevel::kAvx2), run(CpuLevel::kAvx512))) << columns << rows;
+      }
+    }
+  }
+  kernels::limit_cpu_level(kernels::best_cpu_level());
+}
 
 TEST(HierarchicalQuantize, IsOneScaleAfterTheOther) {
   torch::manual_seed(0);
