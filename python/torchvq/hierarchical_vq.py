@@ -367,7 +367,7 @@ class HierarchicalVQ(WideBuffers):
             return cast(nn.Module, self.phi_shared)
         return self.phi_levels[self._convolutions[level_index]]
 
-    def phis(self) -> list[nn.Module]:
+    def _phis(self) -> list[nn.Module]:
         """The modules that compute the maps of the scales, each once."""
         return [*self.phi_levels] if self.phi_levels is not None else [self.choose_phi(0)]
 

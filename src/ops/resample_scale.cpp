@@ -64,9 +64,8 @@ namespace {
 void check_kernel(const char* op, at::IntArrayRef size, Resampling direction,
                   at::IntArrayRef kernel) {
   if (kernel.empty()) return;
-  const bool averages =
-      direction == Resampling::kAverage || direction == Resampling::kAverageBackward;
-  TORCH_CHECK_VALUE(!averages, op, ": expected kernel to be empty for averages, but got ", kernel);
+  TORCH_CHECK_VALUE(!averages(direction), op,
+                    ": expected kernel to be empty for averages, but got ", kernel);
   const bool usable =
       kernel.size() == size.size() &&
       std::all_of(kernel.begin(), kernel.end(), [](int64_t n) { return n >= 1 && n % 2 == 1; });

@@ -23,6 +23,11 @@ constexpr bool to_tokens(Resampling direction) {
   return direction == Resampling::kAverage || direction == Resampling::kInterpolateBackward;
 }
 
+/// Whether cells are averages of positions, or the transpose of that.
+constexpr bool averages(Resampling direction) {
+  return direction == Resampling::kAverage || direction == Resampling::kAverageBackward;
+}
+
 /// Called by every kernel.
 Resampling check_resample_scale(const at::Tensor& input, at::IntArrayRef size,
                                 c10::SymIntArrayRef full, std::string_view direction,

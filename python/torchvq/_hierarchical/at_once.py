@@ -42,7 +42,7 @@ def can_walk_at_once(hvq: "HierarchicalVQ", rows: Tensor, request: "ScaleRequest
     first = quantizers[0]
     if not (hvq.training == first.training and _is_plain(first, rows)):
         return False
-    phis = hvq.phis()
+    phis = hvq._phis()
     if not all(map(is_plain, phis)):
         return False
     if any(phi.resi_ratio != phis[0].resi_ratio for phi in phis[1:]):
@@ -90,9 +90,10 @@ def quantize_scales(
     hvq: "HierarchicalVQ", rows: Tensor, positions: torch.Size, depth: int
 ) -> QuantizedScales:
     """Searches scale by scale; rows: (B, P, D), the map position by position."""
-    quantizers, phis = hvq._quantizers(), cast("list[Phi]", hvq.phis())
-    for vq in quantizers:
-        vq._codebook.begin_record()
+    quantizers, phis = hvq._quantizers(), cast("list[Phi]", hvq._phis())
+    if not hvq.shared_codebook:  # which has begun when it was prepared
+        for vq in quantizers:
+            vq._codebook.begin_record()
     first = quantizers[0]
     codes = [stored_codes(vq._codebook, rows.dtype) for vq in quantizers[:depth]]
     found = _ops.hierarchical_quantize(

@@ -9,17 +9,6 @@ namespace {
 /// Vectors of float64 whose sums are kept in registers.
 constexpr int kSums = 4;
 
-template <typename T>
-inline Doubles load_wide(const T* from) {
-  return __builtin_convertvector(load<Vector<T, kHalfLanes>>(from), Doubles);
-}
-
-template <typename T>
-inline void store_narrow(T* to, Doubles value) {
-  using Narrow = Vector<T, kHalfLanes>;
-  store(to, __builtin_convertvector(value, Narrow));
-}
-
 /// Columns [0, count * kHalfLanes) of one output.
 template <int count, typename In, typename Out>
 inline void resample_row(const WeightedRow* input, const WeightedRow* end, double divisor,
@@ -29,13 +18,13 @@ inline void resample_row(const WeightedRow* input, const WeightedRow* end, doubl
     const In* const row = from + input->row * step;
     const bool shared = input->share != 1;
     for (int n = 0; n < count; ++n) {
-      Doubles value = load_wide(row + n * kHalfLanes);
+      Doubles value = widen(row + n * kHalfLanes);
       if (shared) value /= input->share;
       sums[n] += input->weight * value;
     }
   }
   for (int n = 0; n < count; ++n) {
-    store_narrow(to + n * kHalfLanes, divisor == 1 ? sums[n] : sums[n] / divisor);
+    store_as(to + n * kHalfLanes, divisor == 1 ? sums[n] : sums[n] / divisor);
   }
 }
 

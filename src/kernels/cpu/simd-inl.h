@@ -62,6 +62,10 @@ inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
 inline Doubles widen(const float* from) {
   return __builtin_convertvector(load<HalfFloats>(from), Doubles);
 }
+inline Doubles widen(const double* from) { return load<Doubles>(from); }
+
+inline void store_as(float* to, Doubles v) { store(to, __builtin_convertvector(v, HalfFloats)); }
+inline void store_as(double* to, Doubles v) { store(to, v); }
 
 template <typename T, int count>
 inline T sum_lanes(Vector<T, count> v) {

@@ -19,12 +19,6 @@ struct LaneSums {
   }
 };
 
-inline Doubles wide(const float* from) { return widen(from); }
-inline Doubles wide(const double* from) { return load<Doubles>(from); }
-
-inline void store_as(float* to, Doubles v) { store(to, __builtin_convertvector(v, HalfFloats)); }
-inline void store_as(double* to, Doubles v) { store(to, v); }
-
 template <typename T>
 RowProducts products(const T* grad, const T* x, const T* code, int64_t dim) {
   Doubles sums[5][kParts] = {};
@@ -33,7 +27,7 @@ RowProducts products(const T* grad, const T* x, const T* code, int64_t dim) {
 #pragma GCC unroll 4
     for (int64_t p = 0; p < kParts; ++p) {
       const int64_t at = i + p * kHalfLanes;
-      const Doubles g = wide(grad + at), a = wide(x + at), c = wide(code + at);
+      const Doubles g = widen(grad + at), a = widen(x + at), c = widen(code + at);
       sums[0][p] += a * a;
       sums[1][p] += c * c;
       sums[2][p] += a * c;
@@ -60,7 +54,8 @@ void estimate(const RowGradient<T>& factors, const T* grad, const T* x, const T*
               T* to) {
   const int64_t whole = dim / kHalfLanes * kHalfLanes;
   if (factors.token == 0.0 && factors.code == 0.0) {
-    for (int64_t i = 0; i < whole; i += kHalfLanes) store_as(to + i, factors.grad * wide(grad + i));
+    for (int64_t i = 0; i < whole; i += kHalfLanes)
+      store_as(to + i, factors.grad * widen(grad + i));
     for (int64_t i = whole; i < dim; ++i)
       to[i] = static_cast<T>(factors.grad * static_cast<double>(grad[i]));
     return;
@@ -69,7 +64,7 @@ void estimate(const RowGradient<T>& factors, const T* grad, const T* x, const T*
     return factors.grad * g + factors.token * a + factors.code * c;
   };
   for (int64_t i = 0; i < whole; i += kHalfLanes) {
-    store_as(to + i, combined(wide(grad + i), wide(x + i), wide(code + i)));
+    store_as(to + i, combined(widen(grad + i), widen(x + i), widen(code + i)));
   }
   for (int64_t i = whole; i < dim; ++i) {
     to[i] = static_cast<T>(combined(static_cast<double>(grad[i]), static_cast<double>(x[i]),
@@ -95,7 +90,7 @@ void add_squares(LaneSums& sum, const T* a, const T* c, int64_t dim) {
 #pragma GCC unroll 4
     for (int64_t p = 0; p < kParts; ++p) {
       const int64_t at = i + p * kHalfLanes;
-      const Doubles difference = wide(a + at) - wide(c + at);
+      const Doubles difference = widen(a + at) - widen(c + at);
       parts[p] += difference * difference;
     }
   }

@@ -25,15 +25,11 @@ constexpr int64_t kColumns = 32;
 // Elements for which a thread is worth its start.
 constexpr int64_t kGrain = 16384;
 
-bool averages(Resampling direction) {
-  return direction == Resampling::kAverage || direction == Resampling::kAverageBackward;
-}
-
 kernels::ScaleSteps steps_of(Resampling direction, at::IntArrayRef size, at::IntArrayRef full,
                              at::IntArrayRef kernel) {
   std::vector<kernels::ScaleAxis> axes;
   for (size_t axis = 0; axis < size.size(); ++axis) {
-    axes.push_back(averages(direction)
+    axes.push_back(detail::averages(direction)
                        ? kernels::averaged_axis(size[axis], full[axis])
                        : kernels::interpolated_axis(size[axis], full[axis], kernel[axis]));
   }
