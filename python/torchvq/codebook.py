@@ -190,9 +190,11 @@ class Codebook(
             return self._initialised
         # Other code may write to the flag (a broadcast, an average of models), or replace it (functional_call).
         flag: Any = self._buffers["initted"]
+        if is_known_flag(flag, self._initialised_flag):
+            return self._initialised
         if is_mapped(flag):
             return shared_flag(flag)
-        if not is_known_flag(flag, self._initialised_flag) and is_readable_after_wait(flag):
+        if is_readable_after_wait(flag):
             self._initialised = bool(flag)
             # No step resets it, so True needs no further read of the tensor, for which a GPU would have to wait.
             self._initialised_flag = (flag, version_of(flag)) if self._initialised else None

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torchvq._base import joined as _joined
 from torchvq._base.checkpointing import is_checkpointed
 from torchvq._base.compat import vqp_compat_of
-from torchvq._base.contained import contained
+from torchvq._base.contained import contained, first_contained
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout, layout_by_options
 from torchvq._base.not_here import found_in
@@ -266,12 +266,12 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, Levels):
             siblings: the stacks that learn in the same step, if there are others.
         """
         if self.training:
-            for level in self.levels:
+            for level in call.levels:
                 fit_to_codes(level)
         if self.training and is_checkpointed():
             for codebook in self._codebooks():
                 steps.enter_context(codebook.recorded_step())
-        seen = None if sees_padding(self, self.levels[0]) else call.mask
+        seen = None if sees_padding(self, self.first_level) else call.mask
         tokens = projected_tokens(x, seen, call.layout, self.project_in)
         depth = self._agree_on_depth(siblings, call, tokens.dtype, seed, depth)
         request = call._replace(batch=tokens.shape[:2], depth=depth)
@@ -282,13 +282,18 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, Levels):
     @property
     def layout(self) -> Layout:
         """The order of batch, positions and features in inputs and outputs."""
-        separate = self.levels[0].separate_codebook_per_head
+        separate = self.first_level.separate_codebook_per_head
         return layout_by_options(self, self.heads, separate, type(self).__name__)
 
     @property
     def levels(self) -> list[VectorQuantize]:
         """``layers``, with their type."""
         return contained(self, "layers", VectorQuantize)
+
+    @property
+    def first_level(self) -> VectorQuantize:
+        """``layers[0]``, with its type; all levels have its options but for the number of codes."""
+        return cast(VectorQuantize, first_contained(self, "layers", VectorQuantize))
 
     @property
     def codebook_sizes(self) -> tuple[int, ...]:
@@ -307,7 +312,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, Levels):
     @property
     def estimates_levels(self) -> bool:
         """Whether the gradient of the output is the sum or mean over the levels, not of one estimator for the stack."""
-        first = self.levels[0]
+        first = self.first_level
         by_codes = first.straight_through and not first.route_gradients_to_input
         # Each level rotates by its own angle, normalizes its own input, and simulates its own error; but noise must not
         # reach the condition of implicit codes, which decoding computes, too.
@@ -324,7 +329,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, Levels):
     @property
     def vq_is_ema_updating(self) -> bool:
         """Whether the codebooks follow moving averages."""
-        return self.levels[0].ema_update
+        return self.first_level.ema_update
 
     def _codebooks(self) -> list[Codebook]:
         levels = self.levels[:1] if self.shared_codebook else self.levels
@@ -351,7 +356,7 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, Levels):
         agree(self, siblings, call.ranks, frozen=call.frozen, dtype=dtype, depth=named)
         if not drops:
             return self.num_quantizers
-        return depth_of(self, None, self.levels[0]._codebook.rng) if depth is None else depth
+        return depth_of(self, None, self.first_level._codebook.rng) if depth is None else depth
 
     def beam_weights(self, levels: int) -> list[float]:
         """The weights of the first levels' residuals in the score of a path; none: the last residual is the score."""
@@ -365,14 +370,14 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, Levels):
     @property
     def codebook_size(self) -> int:
         """Number of codes of the first level."""
-        return self.levels[0].codebook_size
+        return self.first_level.codebook_size
 
     @property
     def codebooks(self) -> Tensor | tuple[Tensor, ...]:
         """The codes of all levels: (Q, K, D), or a tuple of (K, D) if levels differ in size; with one codebook per head
         (Q, H, K, D). For implicit codebooks these are the base codes."""
         codes = tuple(level._codebook.codes() for level in self.levels)
-        if self.levels[0]._codebook.num_codebooks == 1:
+        if self.first_level._codebook.num_codebooks == 1:
             codes = tuple(own.squeeze(0) for own in codes)
         return _joined.stack(codes) if self.uniform_codebook_size else codes
 

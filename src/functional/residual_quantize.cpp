@@ -43,7 +43,9 @@ struct SearchedStack {
   at::Tensor output;  ///< (H, T, D)
   std::vector<Level> levels;
   Tensors codes;  ///< (H, T, D), zeros if a level is not in use; if the levels are walked in turn
-  at::Tensor losses;  ///< (q,), if all levels are scored at once; otherwise undefined
+  // If all levels are scored at once, otherwise undefined:
+  at::Tensor indices;  ///< (H, T, q), -1 where masked
+  at::Tensor losses;   ///< (q,)
 };
 
 at::Tensor only_if(const OptionalTensor& used, const at::Tensor& value, double otherwise = 0) {
@@ -216,18 +218,19 @@ SearchedStack Stack::walk_at_once(const at::Tensor& chosen) const {
   for (const auto& codebook : arguments_.codebooks) codebooks.push_back(codebook.detach());
   const auto& mask = arguments_.mask;
   OptionalTensor token_mask;
-  auto indices = chosen.permute({2, 0, 1}).contiguous();
+  SearchedStack walk;
+  walk.indices = chosen;
   if (mask) {
     token_mask = split_mask(*mask, options_.layout().heads(), options_.layout().separate());
-    indices = indices.masked_fill(token_mask->logical_not(), -1);
+    walk.indices = chosen.masked_fill(token_mask->logical_not().unsqueeze(-1), -1);
   }
   const auto& estimate = gradient_.estimate;
   const bool plain = is_plain_estimator(estimate.estimator(), estimate.sync_update_v());
   const auto found =
       ops::residual_commit(inputs_, codebooks, chosen, token_mask,
                            plain ? estimate.estimator() : "none", static_cast<double>(count()));
-  const auto of_levels = indices.unbind(0), left = found.residuals.unbind(0);
-  SearchedStack walk;
+  const auto of_levels = walk.indices.permute({2, 0, 1}).contiguous().unbind(0);
+  const auto left = found.residuals.unbind(0);
   for (size_t i = 0; i < count(); ++i) {
     Level level{.searched = {}, .tokens = {}, .used = {}, .mask = mask};
     level.searched = {
@@ -262,10 +265,13 @@ SearchedStack Stack::walk_in_turn(const at::Tensor& chosen) const {
   return walk;
 }
 
+/// The indices (H, T, Q) of all levels, -1 for those that are not in use.
 at::Tensor Stack::indices(const SearchedStack& walk) const {
+  const auto every = arguments_.step_counts.size();
+  // Backward may need the indices as they are, so callers get their own to write to.
+  if (walk.indices.defined() && count() == every) return walk.indices.clone();
   Tensors levels;
   for (const auto& level : walk.levels) levels.push_back(level.searched.indices);
-  const auto every = arguments_.step_counts.size();
   if (levels.size() < every) levels.resize(every, at::full_like(levels[0], -1));
   return detail::stacked(levels, -1);
 }

@@ -51,11 +51,11 @@ def compare(stack: ResidualVQ, monkeypatch, **call) -> None:
     training = stack.training
     tokens = data(stack).requires_grad_()
     for number in range(20):  # until k-means has run at every level, even with dropout
-        if not can_step_at_once(stack, tokens):
+        if not can_step_at_once(stack, tokens, stack.levels):
             with torch.no_grad():
                 stack.train()(data(stack, number))
             stack.train(training)
-    assert can_step_at_once(stack, tokens)
+    assert can_step_at_once(stack, tokens, stack.levels)
     walked = copy.deepcopy(stack)
     at_once = run(stack, 3, **call)
     monkeypatch.setattr(results, "can_step_at_once", lambda *_: False)
@@ -128,7 +128,7 @@ def test_what_goes_level_by_level():
     weighed.layers[1].commitment_weight = 0.5
     others = [build(case).train() for case in ("kmeans", "implicit", "affine")]
     for stack in [mixed, weighed, *others]:
-        assert not can_step_at_once(stack, data(stack).requires_grad_())
+        assert not can_step_at_once(stack, data(stack).requires_grad_(), stack.levels)
 
 
 def test_codes_that_hand_their_gradient_on_go_level_by_level():
@@ -136,8 +136,8 @@ def test_codes_that_hand_their_gradient_on_go_level_by_level():
     stack = build("learnable").train()
     stack.quant_grad_frac = 0.5
     x = data(stack)
-    assert not can_step_at_once(stack, x)
-    assert can_step_at_once(stack, x.clone().requires_grad_())
+    assert not can_step_at_once(stack, x, stack.levels)
+    assert can_step_at_once(stack, x.clone().requires_grad_(), stack.levels)
 
 
 def test_a_list_of_another_length_is_an_error():

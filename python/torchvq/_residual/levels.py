@@ -118,7 +118,7 @@ def _balanced(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> Tenso
 
 def _sums_gradients(rvq: "ResidualVQ") -> bool:
     """Whether gradients of levels are summed, not averaged: as in the reference, or given to the codes."""
-    by_codes = not rvq.levels[0].route_gradients_to_input
+    by_codes = not rvq.first_level.route_gradients_to_input
     return rvq.estimates_levels and (rvq.vqp_compat or by_codes)
 
 
@@ -175,7 +175,7 @@ def _choose_level(
     else:
         result = choose_implicit(vq, implicit, split, own_request, **options)
     codes = result.searched.codes
-    if head_mask is not None and sees_padding(rvq, rvq.levels[0]):
+    if head_mask is not None and sees_padding(rvq, rvq.first_level):
         zeros = rvq.return_zeros_for_masked_padding
         codes = _with_padding(codes, residual.detach(), head_mask, zeros)
         output = _with_padding(result.quantized, residual, head_mask, zeros)
@@ -193,7 +193,7 @@ def _with_padding(output: Tensor, residual: Tensor, mask: Tensor, zeros: bool) -
 @uncounted
 def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> None:
     """One step of a shared codebook's own optimizer towards the residuals of all levels."""
-    first = rvq.levels[0]
+    first = rvq.first_level
     codebook = first._codebook
     if not _in_place.learns_in_place(rvq, codebook) or codebook.replaying:
         return
@@ -220,7 +220,7 @@ def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: StackReque
 
 def _estimate_stack(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, ranks: Ranks) -> Tensor:
     """The sum of the codes with the gradient of one estimator between input and sum, for any number of levels."""
-    first = rvq.levels[0]
+    first = rvq.first_level
     # Without a graph the sum does not tell whether the codes learn.
     learned = total if takes_gradient(total) else first._codebook.embed
     name = estimator_of(first, inputs, learned)
@@ -293,7 +293,7 @@ def learn(stacks: Sequence[Searched]) -> list[list[Tensor | None]]:
 
 def overlaps(rvq: "ResidualVQ", tokens: Tensor, request: StackRequest) -> bool:
     """Whether the levels learn after the forward (``overlap_sync``); see ``_codebook/in_flight.py``."""
-    first = rvq.levels[0]
+    first = rvq.first_level
     codebook = first._codebook
     learns = rvq.training and not request.frozen and codebook.learns(first.ema_update)
     if not codebook.overlap_sync or not learns or codebook.replaying:

@@ -52,7 +52,7 @@ def search(
         steps: open until the end of the step.
         siblings: what each has to know of the others, if there are any.
     """
-    levels = [(level, stack.request.frozen) for stack in started for level in stack.rvq.levels]
+    levels = [(level, stack.request.frozen) for stack in started for level in stack.request.levels]
     if any(level.training for level, _ in levels):  # otherwise none learns
         for level, frozen in levels:
             check_level(level, frozen or level.freeze_codebook)
@@ -70,7 +70,7 @@ def _search(started: Started, steps: ExitStack, siblings: Siblings | None) -> St
     later = _levels.overlaps(rvq, tokens, request)
     waits = siblings is not None and (siblings.calls_back or not request.ranks.alone)
     # An operator that may write to the state cannot be mapped over the tokens alone.
-    at_once = (rvq.training or not is_mapped(tokens)) and can_step_at_once(rvq, tokens)
+    at_once = (rvq.training or not is_mapped(tokens)) and can_step_at_once(rvq, tokens, request.levels)
     if at_once and not later and not waits:
         return started._replace(step=step_at_once(rvq, tokens, request, return_all_codes))
     undo = undo_of(rvq._codebooks()) if rvq.training else None
@@ -82,8 +82,10 @@ def _search(started: Started, steps: ExitStack, siblings: Siblings | None) -> St
 
 def finish(started: Sequence[Started]) -> list[ResidualResult]:
     """The end of the forwards of stacks with equal options, which learn in one exchange over ranks."""
+    if all(stack.step is not None for stack in started):
+        return [_result(stack, stack.step) for stack in started if stack.step is not None]
     later = all(stack.overlaps for stack in started) and learn_alike(
-        [stack.rvq.levels[0]._codebook for stack in started]
+        [stack.rvq.first_level._codebook for stack in started]
     )
     walked = [
         (stack._replace(overlaps=later), stack.walk) for stack in started if stack.walk is not None
@@ -158,7 +160,7 @@ def _reaching_dropped(rvq: "ResidualVQ", losses: Tensor, depth: int | Tensor) ->
     """On ranks, dropped levels whose codes learn by gradient get one of zero; alone none, as in the reference."""
     if not rvq.training or not isinstance(depth, int) or not distributed_training():
         return losses
-    first = rvq.levels[0]
+    first = rvq.first_level
     # The options tell: a look into the codebook would end a step that is still on its way.
     if not (first.learnable_codebook or first.has_codebook_orthogonal_loss):
         return losses

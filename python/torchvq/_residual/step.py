@@ -31,11 +31,12 @@ class StackForward(NamedTuple):
     codes: list[Tensor]  # if asked for, (H, T, D) of each level in use
 
 
-def can_step_at_once(rvq: "ResidualVQ", tokens: Tensor) -> bool:
+def can_step_at_once(
+    rvq: "ResidualVQ", tokens: Tensor, levels: "list[VectorQuantize]"
+) -> bool:
     """Whether no Python code runs between the levels: no k-means, no network that computes codes, no optimizer, and
     the same options for all levels."""
-    levels, training = rvq.levels, rvq.training
-    first = levels[0]
+    first, training = levels[0], rvq.training
     rules, options = first._codebook.learning_rules, _options(first)
     optimizers = (rvq.in_place_codebook_optimizer, first.in_place_codebook_optimizer)
     if rvq.implicit_neural_codebook or any(own is not None for own in optimizers):
@@ -47,14 +48,11 @@ def can_step_at_once(rvq: "ResidualVQ", tokens: Tensor) -> bool:
         return False
     for level in levels:
         codebook = level._codebook
-        alike = (
-            level.training == codebook.training == training
-            and codebook.begins_initialised
-            and not codebook.affine_param
-            and codebook.learning_rules == rules
-            and _options(level) == options
+        alike = level is first or (
+            codebook.learning_rules == rules and _options(level) == options
         )
-        if not alike:
+        ready = codebook.begins_initialised and not codebook.affine_param
+        if not (alike and ready and level.training == codebook.training == training):
             return False
     # Last, because in_step reads the state of all levels. The record of a checkpointed step that walks through the
     # levels has none for levels that were dropped; the recomputation of such a step has returned above.
@@ -91,7 +89,7 @@ def step_at_once(
     rvq: "ResidualVQ", tokens: Tensor, request: "StackRequest", returns_codes: bool
 ) -> StackForward:
     """Searches, computes losses and learns; tokens (B, N, heads * D) are projected, and zero where masked."""
-    levels = rvq.levels
+    levels = request.levels
     first, codebooks = levels[0], [level._codebook for level in levels]
     first_codebook = codebooks[0]
     own_request = request_of_level(
@@ -145,7 +143,7 @@ def _gradients(
     rvq: "ResidualVQ", own_request: Request, tokens: Tensor, searched: list[Tensor]
 ) -> dict[str, Any]:
     """The estimator of the output, and the gradient that levels hand on."""
-    first = rvq.levels[0]
+    first = rvq.first_level
     codes = searched[0]
     if rvq.training and not takes_gradient(tokens):
         codes = next(filter(takes_gradient, searched), codes)
@@ -174,7 +172,7 @@ def _arguments(
     if learns:
         arguments |= codebook.learning_options(own_request.ema_update)
     if not (request.ranks.alone or rvq.shared_codebook):
-        arguments["signature"] = joined_signature(level._codebook for level in rvq.levels)
+        arguments["signature"] = joined_signature(level._codebook for level in request.levels)
     if request.beam > 1:
         weights = rvq.beam_weights(levels_to_walk(request.depth, rvq.num_quantizers))
         arguments |= dict(beam=request.beam, beam_weights=weights)
