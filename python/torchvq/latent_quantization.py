@@ -174,7 +174,9 @@ class LatentQuantize(OwnHandle, _in_place.OptimizerInCheckpoint, nn.Module):
         # The operators take any axes before the features; a call that only moves axes takes as long as they do.
         in_order = token_mask is None and (z.dim() == 2 or not self.channel_first)
         tokens = z if in_order else layout.pack(z, token_mask)
-        projects = not projects_nothing(self.project_in, self.project_out)
+        # A lookup through the module takes six times as long.
+        parts: dict[str, Any] = self._modules
+        projects = not projects_nothing(parts["project_in"], parts["project_out"])
         latents = self._split(project(self.project_in, tokens) if projects else tokens)
         weights = dict(
             commitment=self.commitment_loss_weight, quantization=self.quantization_loss_weight
@@ -267,10 +269,13 @@ class LatentQuantize(OwnHandle, _in_place.OptimizerInCheckpoint, nn.Module):
 
     def _values_of_step(self, latents: Tensor, mask: Tensor | None) -> list[Tensor]:
         """The values that this forward quantizes to; an in-place optimizer has updated them first."""
-        # The list's own iterator takes five times as long.
-        holder = self.values_per_latent
+        # The list's own iterator takes five times as long; FullyShardedDataParallel leaves attributes in place of
+        # parameters.
+        holder: Any = self._modules["values_per_latent"]
+        own: dict[str, Any] = holder._parameters
         values: list[Tensor] = [
-            getattr(holder, str(feature)) for feature in range(len(self.levels))
+            own[name] if name in own else getattr(holder, name)
+            for name in map(str, range(len(self.levels)))
         ]
         if self.vqp_compat:
             values = [own.detach() for own in values]
