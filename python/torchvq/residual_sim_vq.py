@@ -216,20 +216,23 @@ class ResidualSimVQ(ResidualStack):
             return None
         levels = self.quantizers[: request.depth]
         estimators = {level.estimator if self._estimates_levels else "none" for level in levels}
-        plain = len(estimators) == 1 and all(level._maps_plainly(inputs.dtype) for level in levels)
-        transforms: list[Any] = [level.code_transform for level in levels]
-        biases = [own.bias for own in transforms if own.bias is not None] if plain else []
-        if not plain or len(biases) not in (0, len(levels)):
+        if len(estimators) > 1:
             return None
+        found = [level.plain_map(inputs.dtype) for level in levels]
+        maps = [own for own in found if own is not None]
+        biases = [own.bias for own in maps if own.bias is not None]
+        if len(maps) < len(levels) or len(biases) not in (0, len(levels)):
+            return None
+        weights = [level.loss_weights for level in levels]
         total, indices, losses, codes = _ops.residual_linear_quantize(
             inputs,
-            [level.frozen_codebook for level in levels],
-            [own.weight for own in transforms],
+            [own.frozen for own in maps],
+            [own.weight for own in maps],
             biases,
             mask=request.mask,
             estimator=estimators.pop(),
-            to_inputs=[level._loss_weights[0] for level in levels],
-            to_codes=[level._loss_weights[1] for level in levels],
+            to_inputs=[to_inputs for to_inputs, _ in weights],
+            to_codes=[to_codes for _, to_codes in weights],
         )
         return LevelsResult(total, indices, codes, losses=losses)
 

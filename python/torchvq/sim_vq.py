@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,14 @@ _ops = torch.ops.torchvq
 
 def _identity(codes: Tensor) -> Tensor:
     return codes
+
+
+class PlainMap(NamedTuple):
+    """The linear layer that makes the codes, for operators."""
+
+    frozen: Tensor  # (K, D')
+    weight: Tensor  # (D, D')
+    bias: Tensor | None  # (D,)
 
 
 class SimSearchResult(NamedTuple):
@@ -258,10 +266,9 @@ class SimVQ(OwnHandle, WideBuffers):
             estimator: the gradient of the output.
             chosen: (1, T), indices that are already chosen; there is no search then.
         """
-        if chosen is None and self._maps_plainly(tokens.dtype):
-            transform: Any = self.code_transform
-            weights = self.frozen_codebook, transform.weight, transform.bias
-            found = _ops.linear_quantize(tokens, *weights, mask=mask, estimator=estimator)
+        plain = None if chosen is not None else self.plain_map(tokens.dtype)
+        if plain is not None:
+            found = _ops.linear_quantize(tokens, *plain, mask=mask, estimator=estimator)
             return SimSearchResult(*found)
         # An argument that quantize wants; nothing is drawn from it.
         rng = torch.zeros(2, dtype=torch.long, device=tokens.device)
@@ -275,7 +282,7 @@ class SimVQ(OwnHandle, WideBuffers):
 
     def loss_of(self, found: SimSearchResult, mask: Tensor | None) -> Tensor:
         """Both halves of the loss, weighted."""
-        to_inputs, to_codes = self._loss_weights
+        to_inputs, to_codes = self.loss_weights
         return _ops.paired_loss(
             found.inputs,
             found.codes,
@@ -286,26 +293,26 @@ class SimVQ(OwnHandle, WideBuffers):
         )
 
     @property
-    def _loss_weights(self) -> tuple[float, float]:
+    def loss_weights(self) -> tuple[float, float]:
         """Those of the half that pulls latents to codes, and of the half that pulls codes to latents."""
         weight = self.commitment_weight
         return weight * self.input_to_quantize_commit_loss_weight, weight
 
-    def _maps_plainly(self, dtype: torch.dtype) -> bool:
-        """Whether one operator makes the codes of a training step and chooses among them.
+    def plain_map(self, dtype: torch.dtype) -> PlainMap | None:
+        """What makes the codes of a training step, if one operator can do so and choose among them.
 
         That takes a linear layer without hooks, in the dtype of the codes, which is that of the tokens' arithmetic.
         """
         transform = self.code_transform
         if not self.training or type(transform) is not nn.Linear or is_observed_itself(transform):
-            return False
+            return None
         if is_replaced(self, _CODES):
-            return False
+            return None
         weight, frozen = transform.weight, self.frozen_codebook
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         # A layer of other sizes is left to the path that reports the error.
-        fits = weight.shape == (self.dim, frozen.shape[1])
-        return fits and weight.dtype == frozen.dtype == wide
+        fits = weight.shape == (self.dim, frozen.shape[1]) and weight.dtype == frozen.dtype == wide
+        return PlainMap(frozen, weight, transform.bias) if fits else None
 
     def handshake(self) -> None:
         """Before the first step that ranks take together: compares their options, and makes their state equal."""

@@ -70,7 +70,9 @@ def _search(started: Started, steps: ExitStack, siblings: Siblings | None) -> St
     later = _levels.overlaps(rvq, tokens, request)
     waits = siblings is not None and (siblings.calls_back or not request.ranks.alone)
     # An operator that may write to the state cannot be mapped over the tokens alone.
-    at_once = (rvq.training or not is_mapped(tokens)) and can_step_at_once(rvq, tokens, request.levels)
+    at_once = (rvq.training or not is_mapped(tokens)) and can_step_at_once(
+        rvq, tokens, request.levels
+    )
     if at_once and not later and not waits:
         return started._replace(step=step_at_once(rvq, tokens, request, return_all_codes))
     undo = undo_of(rvq._codebooks()) if rvq.training else None

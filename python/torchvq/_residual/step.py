@@ -31,9 +31,7 @@ class StackForward(NamedTuple):
     codes: list[Tensor]  # if asked for, (H, T, D) of each level in use
 
 
-def can_step_at_once(
-    rvq: "ResidualVQ", tokens: Tensor, levels: "list[VectorQuantize]"
-) -> bool:
+def can_step_at_once(rvq: "ResidualVQ", tokens: Tensor, levels: "list[VectorQuantize]") -> bool:
     """Whether no Python code runs between the levels: no k-means, no network that computes codes, no optimizer, and
     the same options for all levels."""
     first, training = levels[0], rvq.training
@@ -48,9 +46,7 @@ def can_step_at_once(
         return False
     for level in levels:
         codebook = level._codebook
-        alike = level is first or (
-            codebook.learning_rules == rules and _options(level) == options
-        )
+        alike = level is first or (codebook.learning_rules == rules and _options(level) == options)
         ready = codebook.begins_initialised and not codebook.affine_param
         if not (alike and ready and level.training == codebook.training == training):
             return False

@@ -57,25 +57,53 @@ T scale_of(T grad, int64_t values, bool masked) {
                 : grad / static_cast<T>(static_cast<double>(values) / 2);
 }
 
+/// Rows of one gradient, (x - codes) * scale.
+template <typename T>
+struct GradientRows {
+  T scale;
+  bool wanted;  ///< otherwise zeros
+  T* to;
+};
+
+template <typename T>
+void scale_differences(const T* __restrict x, const T* __restrict codes, int64_t count, T scale,
+                       T* __restrict to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = (x[i] - codes[i]) * scale;
+}
+
+template <typename T>
+void fill_rows(const PairedRows& rows, const GradientRows<T>& gradient, int64_t begin,
+               int64_t end) {
+  const int64_t dim = rows.x.size(2);
+  if (!gradient.wanted) {
+    std::fill(gradient.to + begin * dim, gradient.to + end * dim, T(0));
+    return;
+  }
+  const auto *x = rows.x.const_data_ptr<T>(), *codes = rows.codes.const_data_ptr<T>();
+  for (int64_t row = begin; row < end;) {
+    const int64_t next = rows.real == nullptr ? end : row + 1, at = row * dim;
+    if (rows.real == nullptr || rows.real[row]) {
+      scale_differences(x + at, codes + at, (next - row) * dim, gradient.scale, gradient.to + at);
+    } else {
+      std::fill_n(gradient.to + at, dim, T(0) * gradient.scale);
+    }
+    row = next;
+  }
+}
+
 template <typename T>
 void fill_gradients(T grad, const PairedRows& rows, double to_x, double to_codes, at::Tensor& of_x,
                     at::Tensor& of_codes) {
   const int64_t count = rows.x.size(0) * rows.x.size(1), dim = rows.x.size(2);
   const int64_t values = detail::count_tokens(rows.real, count) * dim;
   const bool masked = rows.real != nullptr;
-  const T x_scale = scale_of(grad * static_cast<T>(to_x), values, masked);
-  const T code_scale = scale_of(grad * static_cast<T>(to_codes), values, masked);
-  const auto *x = rows.x.const_data_ptr<T>(), *codes = rows.codes.const_data_ptr<T>();
-  auto *to_rows = of_x.mutable_data_ptr<T>(), *to_code_rows = of_codes.mutable_data_ptr<T>();
+  const GradientRows<T> x{scale_of(grad * static_cast<T>(to_x), values, masked), to_x != 0,
+                          of_x.mutable_data_ptr<T>()};
+  const GradientRows<T> codes{-scale_of(grad * static_cast<T>(to_codes), values, masked),
+                              to_codes != 0, of_codes.mutable_data_ptr<T>()};
   at::parallel_for(0, count, 16384 / (dim + 1) + 1, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      const bool real = rows.real == nullptr || rows.real[row];
-      for (int64_t at = row * dim; at < (row + 1) * dim; ++at) {
-        const T rest = real ? x[at] - codes[at] : T(0);
-        to_rows[at] = to_x == 0 ? T(0) : rest * x_scale;
-        to_code_rows[at] = to_codes == 0 ? T(0) : -(rest * code_scale);
-      }
-    }
+    fill_rows(rows, x, begin, end);
+    fill_rows(rows, codes, begin, end);
   });
 }
 
