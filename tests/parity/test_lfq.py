@@ -1,8 +1,13 @@
 """LFQ against the reference: the same numbers row by row, or an oracle for intended differences."""
 
+import importlib
 import inspect
+import math
 
 import pytest
+import torch
+
+import torchvq
 
 from .harness import assert_oracle_decides, assert_same_behaviour, assert_same_signature
 from .table_lfq import DIFFERENT, RANDOM, SAME, TABLE
@@ -64,3 +69,24 @@ def test_construction_is_refused(options, subject):
     expected = (ValueError,) if subject.__name__ == "torchvq" else (Exception,)
     with pytest.raises(expected):
         subject.LFQ(**{**TABLE.defaults, **options})
+
+
+def test_batch_entropy_of_the_reference_on_ranks(reference, monkeypatch):
+    """It is of the rank's own probabilities divided by the number of ranks; docs/migrating.md says how to get its
+    gradient with the switch. Here it believes that it is one of four ranks: it drops what it adds up over ranks."""
+    ranks, gamma, found = 4, 2.0, {}
+    options = dict(dim=4, codebook_size=2**4, entropy_loss_weight=0.1)
+    theirs = importlib.import_module("vector_quantize_pytorch.lookup_free_quantization")
+    monkeypatch.setattr(theirs, "is_distributed", lambda: True)
+    monkeypatch.setattr(theirs.dist, "get_world_size", lambda: ranks)
+    monkeypatch.setattr(theirs.dist_nn, "all_reduce", torch.clone)
+    for name, module in {
+        "theirs": reference.LFQ(**options, diversity_gamma=gamma),
+        "switched": torchvq.LFQ(**options, diversity_gamma=gamma / ranks, vqp_compat=True),
+    }.items():
+        x = torch.randn(2, 50, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        result, parts = module.train()(x, inv_temperature=1.0, return_loss_breakdown=True)
+        found[name] = parts.batch_entropy, torch.autograd.grad(result[2], x)[0]
+    entropy, gradient = found["switched"]
+    torch.testing.assert_close(found["theirs"][0], (entropy + math.log(ranks)) / ranks)
+    torch.testing.assert_close(found["theirs"][1], gradient)

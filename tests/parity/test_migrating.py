@@ -325,7 +325,8 @@ SIGNS = dict(dim=10, codebook_size=2**10, commitment_loss_weight=0.25)
 
 
 def lfq_ranks():
-    """tests/distributed shows that ranks share entropies; the switch is that of ``sync_codebook=False``."""
+    """tests/distributed shows that ranks share entropies, test_lfq.py what the reference computes; the switch is that
+    of ``sync_codebook=False``."""
     assert torchvq.LFQ(**SIGNS).sync_codebook is None
     assert switched("LFQ", **SIGNS).sync_codebook is False
 

@@ -396,7 +396,12 @@ def test_noise_of_levels() -> None:
     assert torch.equal(stack(x).quantized, expected.quantized)
 
 
-@pytest.mark.parametrize("name", ["gumbel_sample", "replace", "expire_codes_", "init_embed_"])
+NOT_REPLACED = (
+    "gumbel_sample replace expire_codes_ init_embed_ sample_fn replace_sample_fn all_reduce_fn"
+)
+
+
+@pytest.mark.parametrize("name", [*NOT_REPLACED.split(), "kmeans_all_reduce_fn"])
 def test_methods_of_codebooks_that_nothing_calls_cannot_be_replaced(name: str) -> None:
     """A replacement that is silently left out would be taken for one that works."""
     theirs, ours = (package.VectorQuantize(4, 16)._codebook for package in (reference, torchvq))

@@ -71,6 +71,7 @@ class _NotReplaced(_NotCalled):
 
 
 _LEARNS = "forward of the quantizer does it, by the quantizer's options"
+_STARTS = "set sync_kmeans of the quantizer, or start from codes of your own (vq.codebook = codes)"
 
 
 class MethodsOfReference:
@@ -102,3 +103,10 @@ class MethodsOfReference:
         "gumbel_sample",
         "options of the quantizer are stochastic_sample_codes and sample_codebook_temp",
     )
+    # Functions of the reference's instances, through which it samples tokens and adds up over ranks.
+    sample_fn = _NotReplaced("sample_fn", _STARTS)
+    kmeans_all_reduce_fn = _NotReplaced("kmeans_all_reduce_fn", _STARTS)
+    replace_sample_fn = _NotReplaced(
+        "replace_sample_fn", "use expire_codes_ of the quantizer, or its sync_codebook"
+    )
+    all_reduce_fn = _NotReplaced("all_reduce_fn", "set sync_codebook of the quantizer")
