@@ -324,7 +324,8 @@ class FSP(OwnHandle, NoisyModule):
             eps=eps,
             dtype=decoding_dtype(self.project_in, self.project_out),
         )
-        return self._layout.place_features(project_codes(self.project_out, codes, indices))
+        output = project_codes(self.project_out, codes, indices, self.half_dtype)
+        return self._layout.place_features(output)
 
     # Stages of forward -------------------------------------------------------------------------------------------
 

@@ -360,7 +360,7 @@ class FSQ(RandomState):
         condition = f"of shape (*, {self.num_codebooks})"
         expect("FSQ.indices_to_codes", fits, "indices", condition, list(indices.shape))
         codes = self.decode_tokens(stacked)
-        output = project_codes(self.project_out, codes, stacked)
+        output = project_codes(self.project_out, codes, stacked, self.half_dtype)
         return self._layout_of(output.dim()).place_features(output)
 
     def decode_tokens(self, indices: Tensor, *, scale: Tensor | None = None) -> Tensor:

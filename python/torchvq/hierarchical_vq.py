@@ -16,7 +16,7 @@ from torchvq._base.layout import Layout, check_mask
 from torchvq._base.options import check_options, named
 from torchvq._base.ranks import group_of, ranks_of
 from torchvq._base.sharded import gathers
-from torchvq._base.wide_buffers import WideBuffers, widened
+from torchvq._base.wide_buffers import WideBuffers, in_half_dtype, widened
 from torchvq._codebook.learning import synced_level
 from torchvq._codebook.messages import agree_in_stack
 from torchvq._codebook.set_later import check_level
@@ -416,8 +416,8 @@ class HierarchicalVQ(WideBuffers):
             mask: bool (B, *full_shape), the mask of forward; the output of padding is 0.
 
         Returns:
-            (B, dim, *full_shape), without ``channel_first`` (B, *full_shape, dim); float32, or float64 for a double
-            module.
+            (B, dim, *full_shape), without ``channel_first`` (B, *full_shape, dim); float32, float64 for a double
+            module, or the half precision that the module was cast to.
 
         Raises:
             ValueError: for other shapes. TypeError: for other dtypes. IndexError: for an index outside [-1, K).
@@ -434,6 +434,7 @@ class HierarchicalVQ(WideBuffers):
         assert total is not None
         if mask is not None:
             total = total.masked_fill(mask.logical_not().unsqueeze(1), 0)
+        total = in_half_dtype(self.half_dtype, total)
         return total if self.channel_first else total.movedim(1, -1)
 
     def _decode_scale(self, index: int, found: Tensor, full: Sequence[int]) -> Tensor:

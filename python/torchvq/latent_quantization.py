@@ -20,14 +20,14 @@ from torchvq._base.ranks import Ranks, everybody, tokens_text
 from torchvq._base.replaced import methods_of, warn_of_replaced
 from torchvq._base.replay import StepRecords
 from torchvq._base.torch_private import inside_backward, outside_graphs, uncounted
-from torchvq._base.wide_buffers import wide_dtype
+from torchvq._base.wide_buffers import HALF, WideBuffers, in_half_dtype, wide_dtype
 from torchvq._codebook import in_place as _in_place
 from torchvq.outputs import QuantizeOutput
 
 _ops = torch.ops.torchvq
 
 
-class LatentQuantize(OwnHandle, _in_place.OptimizerInCheckpoint, nn.Module):
+class LatentQuantize(OwnHandle, _in_place.OptimizerInCheckpoint, WideBuffers):
     """Replaces every feature of a latent by the nearest of a few learnt values of that feature.
 
     Hsu et al. 2023, Disentanglement via Latent Quantization, arXiv:2305.18378. The gradient passes from output to input
@@ -245,7 +245,9 @@ class LatentQuantize(OwnHandle, _in_place.OptimizerInCheckpoint, nn.Module):
             )
         codes = _ops.latent_decode(indices, list(self.values_per_latent)).flatten(-2)
         if project_out:
-            codes = project_codes(self.project_out, codes, indices)
+            codes = project_codes(self.project_out, codes, indices, self._half_dtype)
+        else:
+            codes = in_half_dtype(self._half_dtype, codes)
         return self._layout.place_features(codes)
 
     def commitment_loss(self, z: Tensor, zhat: Tensor, reduce: str = "mean") -> Tensor:
@@ -260,6 +262,12 @@ class LatentQuantize(OwnHandle, _in_place.OptimizerInCheckpoint, nn.Module):
         """
         loss = _ops.latent_commitment_loss if self.vqp_compat else _ops.latent_quantization_loss
         return loss(z, zhat, reduce)
+
+    @property
+    def _half_dtype(self) -> torch.dtype | None:
+        """The half precision of the module. Values that learn may have one that a checkpoint brought."""
+        dtype = self.values_per_latent[0].dtype
+        return dtype if dtype in HALF else self.half_dtype
 
     # Values ----------------------------------------------------------------------------------------------------
 

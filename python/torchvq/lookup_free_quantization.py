@@ -26,7 +26,7 @@ from torchvq._base.projection import (
 from torchvq._base.random_state import RandomState
 from torchvq._base.ranks import group_name, ranks_of
 from torchvq._base.torch_private import as_constants
-from torchvq._base.wide_buffers import wide_default
+from torchvq._base.wide_buffers import in_half_dtype, wide_default
 from torchvq._scalar import lookup_free as _lookup_free
 from torchvq._scalar.lookup_free import LFQRequest, LFQResult
 from torchvq.outputs import LookupFreeLossBreakdown, LookupFreeOutput, copied
@@ -410,7 +410,9 @@ class LFQ(OwnHandle, RandomState):
             codes = _ops.rotate_features(codes, self.orthogonal_rot, inverse=True)
         output = codes.flatten(-2)
         if project_out:
-            output = project_codes(self.project_out, output, per_codebook)
+            output = project_codes(self.project_out, output, per_codebook, self.half_dtype)
+        else:
+            output = in_half_dtype(self.half_dtype, output)
         positions = per_codebook.dim() - 1
         maps = positions >= 3 if self.channel_first is None else self.channel_first
         return self._layout_of(maps).place_features(output)

@@ -282,7 +282,7 @@ class ResidualSimVQ(ResidualStack):
         return codes.movedim(-1, 2) if self.channel_first and codes.dim() > 3 else codes
 
     def decode_level(self, index: int, indices: Tensor) -> Tensor:
-        return self.quantizers[index].indices_to_codes(indices)
+        return self.quantizers[index].decode_tokens(indices)
 
     def _losses(self, result: StackResult) -> Tensor:
         """The losses (Q,) of a forward, 0 for dropped levels."""

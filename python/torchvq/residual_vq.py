@@ -19,6 +19,7 @@ from torchvq._base.options import check_options, keep_values, named
 from torchvq._base.projection import make_projections, project_codes, projected_tokens
 from torchvq._base.replaced import Methods, methods_of
 from torchvq._base.sharded import gathers
+from torchvq._base.wide_buffers import in_half_dtype
 from torchvq._codebook import in_place as _in_place
 from torchvq._codebook.losses import sees_padding
 from torchvq._codebook.stats import CodebookStats, draws_frozen, fit_to_codes, read_stats
@@ -395,7 +396,8 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, Levels):
         Raises:
             ValueError: for another number of levels. IndexError: for an index outside [-1, K).
         """
-        return stack_levels(decode_levels(self, indices), self.num_quantizers)
+        codes = stack_levels(decode_levels(self, indices), self.num_quantizers)
+        return in_half_dtype(self.first_level._codebook.half_dtype, codes)
 
     @gathers("layers", "mlps")
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
@@ -404,7 +406,8 @@ class ResidualVQ(_in_place.OptimizerInCheckpoint, Levels):
         Zeros where all indices are -1.
         """
         indices = as_int64("ResidualVQ", indices)
-        output = project_codes(self.project_out, decode_sum(self, indices), indices)
+        half = self.first_level._codebook.half_dtype
+        output = project_codes(self.project_out, decode_sum(self, indices), indices, half)
         return self.layout.place_features(output)
 
     def stats(self, synced: bool = False) -> tuple[CodebookStats, ...]:

@@ -17,7 +17,7 @@ from torchvq._base.projection import in_dtype_of
 from torchvq._base.ranks import Ranks, group_name, ranks_of
 from torchvq._base.replaced import is_replaced, methods_of
 from torchvq._base.torch_private import is_jit_traced, is_observed_itself
-from torchvq._base.wide_buffers import HALF, WideBuffers, wide_dtype, widened
+from torchvq._base.wide_buffers import HALF, WideBuffers, in_half_dtype, wide_dtype, widened
 from torchvq.outputs import QuantizeOutput
 
 if TYPE_CHECKING:
@@ -205,15 +205,21 @@ class SimVQ(OwnHandle, WideBuffers):
             indices: integer (B, *). -1 gives zeros.
 
         Returns:
-            (B, *, dim), with ``channel_first`` (B, dim, *); float32, or float64 for a double module.
+            (B, *, dim), with ``channel_first`` (B, dim, *); float32, float64 for a double module, or the half
+            precision that the module was cast to.
 
         Raises:
             IndexError: for an index outside [-1, K).
         """
-        layout = self._layout
+        return self._layout.place_features(
+            in_half_dtype(self.half_dtype, self.decode_tokens(indices))
+        )
+
+    def decode_tokens(self, indices: Tensor) -> Tensor:
+        """Codes (*, dim) of indices (*), float32 or float64."""
         every = widened(self.codebook).unsqueeze(0)
-        codes = _ops.lookup_codes(every, layout.split_indices(indices))
-        return layout.place_features(codes.reshape(*indices.shape, self.dim))
+        codes = _ops.lookup_codes(every, self._layout.split_indices(indices))
+        return codes.reshape(*indices.shape, self.dim)
 
     # Forward -----------------------------------------------------------------------------------------------
 

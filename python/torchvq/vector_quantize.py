@@ -16,6 +16,8 @@ from torchvq._base.layout import Layout, layout_by_options
 from torchvq._base.options import check_options, keep_values, named
 from torchvq._base.projection import make_projections, project_codes, projects_nothing
 from torchvq._base.ranks import group_name, ranks_of
+from torchvq._base.replaced import Methods, is_replaced, methods_of
+from torchvq._base.wide_buffers import in_half_dtype
 from torchvq._codebook import forward as _forward
 from torchvq._codebook import in_place as _in_place
 from torchvq._codebook.decoding import decode
@@ -148,6 +150,8 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
     """
 
     step_counts: Tensor
+    # Methods whose override in a subclass makes `get_output_from_indices` project the codes that they return.
+    decoding: Methods
 
     def __init__(
         self,
@@ -396,24 +400,32 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
                 zeros.
 
         Returns:
-            (B, *, heads * codebook_dim), or with the features on axis 1 for channel-first layouts; the dtype of the
-            codebook. Gradient to a learnable codebook.
+            (B, *, heads * codebook_dim), or with the features on axis 1 for channel-first layouts; float32, float64
+            for a double module, or the half precision that the module was cast to. Gradient to a learnable codebook.
 
         Raises:
             IndexError: for an index outside [-1, codebook_size).
         """
-        indices = as_int64("VectorQuantize", indices)
-        codes = decode(self._codebook, indices, self.heads, self.separate_codebook_per_head)
+        codes = in_half_dtype(self._codebook.half_dtype, self._decode(indices))
         return self._layout.place_features(codes)
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices: codes, then ``project_out``, in the same layout.
         Zeros where the index (of every head) is -1."""
         indices = as_int64("VectorQuantize", indices)
-        codes = self.get_codes_from_indices(indices)  # which a derived class may replace
         layout = self._layout
-        tokens = codes.movedim(1, -1) if layout.channel_first and codes.dim() > 1 else codes
-        return layout.place_features(project_codes(self.project_out, tokens, indices))
+        if is_replaced(self, self.decoding):
+            tokens = self.get_codes_from_indices(indices)
+            tokens = tokens.movedim(1, -1) if layout.channel_first and tokens.dim() > 1 else tokens
+        else:
+            tokens = self._decode(indices)
+        output = project_codes(self.project_out, tokens, indices, self._codebook.half_dtype)
+        return layout.place_features(output)
+
+    def _decode(self, indices: Tensor) -> Tensor:
+        """Codes (*, heads * codebook_dim), features last in every layout."""
+        indices = as_int64("VectorQuantize", indices)
+        return decode(self._codebook, indices, self.heads, self.separate_codebook_per_head)
 
     def stats(self, synced: bool = False) -> CodebookStats:
         """The use of the codes in the last training forward: usage, perplexity, dead and replaced codes, entropy.
@@ -463,3 +475,6 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
     def maybe_split_heads_from_input(self, x: Tensor) -> Tensor:
         """(B, N, heads * D) to (heads, B, N, D), with shared codes to (1, B * heads, N, D); unchanged with one head."""
         return self._layout.split_visible(x)
+
+
+VectorQuantize.decoding = methods_of(VectorQuantize, "get_codes_from_indices")

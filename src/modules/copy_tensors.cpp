@@ -6,6 +6,8 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <torchvq/modules/kept_buffers.h>
+
 namespace torchvq::detail {
 namespace {
 
@@ -55,6 +57,8 @@ void copy_tensors(const torch::nn::Module& from, torch::nn::Module& to,
   for (size_t i = 0; i < modules.size(); ++i) {
     // Parents come first, so that a child in another mode keeps its mode.
     copies[i]->train(modules[i]->is_training());
+    const auto* half = dynamic_cast<const HalfPrecision*>(modules[i].get());
+    if (half != nullptr) dynamic_cast<HalfPrecision&>(*copies[i]) = *half;
   }
 }
 

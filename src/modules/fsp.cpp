@@ -155,7 +155,8 @@ torch::Tensor FSPImpl::indices_to_codes(const torch::Tensor& indices, double eps
   const auto whole = detail::as_int64("FSP", indices);
   const auto codes = ops::scalar_centroids(whole, options.levels(), perturbation(eps),
                                            detail::decoding_dtype(project_out));
-  return layout_of(options).place_features(detail::project_decoded(project_out, codes, whole));
+  return layout_of(options).place_features(
+      detail::project_decoded(project_out, codes, whole, *this));
 }
 
 torch::Tensor FSPImpl::indices_to_act_value(const torch::Tensor& indices) const {

@@ -188,7 +188,7 @@ torch::Tensor FSQImpl::indices_to_codes(const torch::Tensor& indices) {
   TORCH_CHECK_VALUE(stacked.dim() >= 1 && stacked.size(-1) == options.num_codebooks(),
                     "FSQ: expected indices to have shape (*, ", options.num_codebooks(),
                     "), but got ", indices.sizes());
-  const auto output = detail::project_decoded(project_out, decode_tokens(stacked), stacked);
+  const auto output = detail::project_decoded(project_out, decode_tokens(stacked), stacked, *this);
   return layout_of(*this, output.dim()).place_features(output);
 }
 

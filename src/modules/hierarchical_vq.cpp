@@ -355,6 +355,7 @@ torch::Tensor HierarchicalVQImpl::get_output_from_indices(
                       expected, ", but got ", mask->sizes());
     total = total.masked_fill(mask->logical_not().unsqueeze(1), 0);
   }
+  total = get_vq(0).codebook_state->in_half_dtype(total);
   return options.channel_first() ? total : total.movedim(1, -1);
 }
 

@@ -94,11 +94,13 @@ std::shared_ptr<torch::nn::Module> LatentQuantizeImpl::clone(
 
 void LatentQuantizeImpl::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
   torch::nn::Module::to(device, dtype, non_blocking);
+  cast_to(dtype);
   for (auto& own : fixed_) own = own.to(device, wide(own, dtype), non_blocking);
 }
 
 void LatentQuantizeImpl::to(torch::Dtype dtype, bool non_blocking) {
   torch::nn::Module::to(dtype, non_blocking);
+  cast_to(dtype);
   for (auto& own : fixed_) own = own.to(wide(own, dtype), non_blocking);
 }
 
@@ -231,7 +233,8 @@ torch::Tensor LatentQuantizeImpl::indices_to_codes(const torch::Tensor& indices,
                     kLatentQuantize, ": expected indices to have shape (B, *) and ",
                     options.num_codebooks(), " codebooks, but got shape ", indices.sizes());
   auto codes = F::latent_decode(stacked, values()).flatten(-2);
-  if (with_projection) codes = detail::project_decoded(project_out, codes, stacked);
+  codes = with_projection ? detail::project_decoded(project_out, codes, stacked, *this)
+                          : in_half_dtype(codes);
   return layout_of(options).place_features(codes);
 }
 

@@ -290,7 +290,8 @@ torch::Tensor LFQImpl::indices_to_codes(const torch::Tensor& indices, bool with_
   auto output = ops::sign_decode(stacked, bits_, code_value(), dtype);
   if (orthogonal_rot.defined()) output = F::rotate_features(output, orthogonal_rot, true);
   output = output.flatten(-2);
-  if (with_projection) output = detail::project_decoded(project_out, output, stacked);
+  output = with_projection ? detail::project_decoded(project_out, output, stacked, *this)
+                           : in_half_dtype(output);
   return layout_of(*this, output.dim()).place_features(output);
 }
 

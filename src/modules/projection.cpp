@@ -57,8 +57,8 @@ at::ScalarType decoding_dtype(const torch::nn::Linear& project_out, const at::Te
 }
 
 at::Tensor project_decoded(const torch::nn::Linear& project_out, const at::Tensor& codes,
-                           const at::Tensor& indices) {
-  if (!project_out) return codes;
+                           const at::Tensor& indices, const HalfPrecision& module) {
+  if (!project_out) return module.in_half_dtype(codes);
   // The bias would change the zeros of masked tokens.
   return F::zero_absent(apply_linear(project_out, codes), indices);
 }

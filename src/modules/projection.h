@@ -7,6 +7,8 @@
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/linear.h>
 
+#include <torchvq/modules/kept_buffers.h>
+
 #include "modules/layout.h"
 
 namespace torchvq::detail {
@@ -32,8 +34,9 @@ at::Tensor restore_output(const at::Tensor& codes, const at::Tensor& x,
 at::ScalarType decoding_dtype(const torch::nn::Linear& project_out,
                               const at::Tensor& rotation = {});
 
-/// The projected codes (*, D) of indices (*, ...); zeros where all indices are -1.
+/// The projected codes (*, D) of indices (*, ...); zeros where all indices are -1. Without a
+/// projection, in the half precision of the module, if it has one.
 at::Tensor project_decoded(const torch::nn::Linear& project_out, const at::Tensor& codes,
-                           const at::Tensor& indices);
+                           const at::Tensor& indices, const HalfPrecision& module);
 
 }  // namespace torchvq::detail

@@ -175,6 +175,7 @@ struct ResidualFSQImpl::Stack final : detail::ResidualStack {
     layout = own.layout();
     levels = own.options.num_quantizers();
     vqp_compat = own.options.vqp_compat();
+    module = &own;
     gain = vqp_compat ? detail::StackGain::kSummed : detail::StackGain::kAttached;
     project_in = own.project_in;
     project_out = own.project_out;

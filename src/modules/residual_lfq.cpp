@@ -152,6 +152,7 @@ struct ResidualLFQImpl::Stack final : detail::ResidualStack {
     layout = own.layout();
     levels = own.options.num_quantizers();
     vqp_compat = own.options.vqp_compat();
+    module = &own;
     const auto estimated =
         averages_levels(own.options) ? StackGain::kAveraged : StackGain::kEstimated;
     gain = own.is_training() && !vqp_compat ? estimated : StackGain::kSummed;

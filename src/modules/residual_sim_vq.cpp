@@ -111,6 +111,7 @@ struct ResidualSimVQImpl::Stack final : detail::ResidualStack {
     layout = own.layout();
     levels = own.options.num_quantizers();
     vqp_compat = own.options.sim_vq().vqp_compat();
+    module = &own;
     const auto estimated =
         own.options.rotation_trick() ? StackGain::kAveraged : StackGain::kEstimated;
     gain = training_ && !vqp_compat ? estimated : StackGain::kSummed;
@@ -147,7 +148,7 @@ struct ResidualSimVQImpl::Stack final : detail::ResidualStack {
   }
 
   at::Tensor decode_level(int64_t index, const at::Tensor& indices) override {
-    return own_.levels[static_cast<size_t>(index)]->indices_to_codes(indices);
+    return own_.levels[static_cast<size_t>(index)]->decode_tokens(indices);
   }
 
   // Of the forward.

@@ -130,7 +130,7 @@ StackResult run_stack(ResidualStack& stack, const at::Tensor& x,
 
 at::Tensor stack_codes(ResidualStack& stack, const at::Tensor& indices, bool fewer) {
   const auto whole = as_int64(stack.layout.owner, indices);
-  return stack_levels(decode(stack, whole, fewer), stack.levels, 0);
+  return stack.module->in_half_dtype(stack_levels(decode(stack, whole, fewer), stack.levels, 0));
 }
 
 at::Tensor stack_output(ResidualStack& stack, const at::Tensor& indices, bool fewer) {
@@ -138,7 +138,8 @@ at::Tensor stack_output(ResidualStack& stack, const at::Tensor& indices, bool fe
   const auto codes = decode(stack, whole, fewer);
   auto output = at::zeros_like(codes[0]);
   for (const auto& level : codes) output = output.add(level);
-  return stack.layout.place_features(project_decoded(stack.project_out, output, whole));
+  return stack.layout.place_features(
+      project_decoded(stack.project_out, output, whole, *stack.module));
 }
 
 void check_depths(const char* owner, bool draws, const at::Tensor& rng) {

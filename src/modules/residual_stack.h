@@ -12,6 +12,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <torchvq/functional/quantize_depth.h>
+#include <torchvq/modules/kept_buffers.h>
 
 #include "modules/layout.h"
 
@@ -48,6 +49,7 @@ struct ResidualStack {
   int64_t levels = 1;
   torch::nn::Linear project_in{nullptr}, project_out{nullptr};  ///< empty without projection
   StackGain gain = StackGain::kAttached;
+  const HalfPrecision* module = nullptr;  ///< decodes in its half precision, if it has one
   /// Codes of all levels are decoded from the indices, as in vector-quantize-pytorch.
   bool vqp_compat = false;
 

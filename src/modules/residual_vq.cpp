@@ -202,7 +202,8 @@ std::vector<torch::Tensor> ResidualVQImpl::decode_levels(const torch::Tensor& in
 
 torch::Tensor ResidualVQImpl::get_codes_from_indices(const torch::Tensor& indices) {
   const auto whole = detail::as_int64("ResidualVQ", indices);
-  return detail::stack_levels(decode_levels(whole), num_quantizers(), 0);
+  return levels[0]->codebook_state->in_half_dtype(
+      detail::stack_levels(decode_levels(whole), num_quantizers(), 0));
 }
 
 torch::Tensor ResidualVQImpl::decode_sum(const torch::Tensor& indices) {
@@ -227,8 +228,9 @@ torch::Tensor ResidualVQImpl::decode_sum(const torch::Tensor& indices) {
 
 torch::Tensor ResidualVQImpl::get_output_from_indices(const torch::Tensor& indices) {
   const auto whole = detail::as_int64("ResidualVQ", indices);
+  const auto& half = *levels[0]->codebook_state;
   return detail::layout_of(*this).place_features(
-      detail::project_decoded(project_out, decode_sum(whole), whole));
+      detail::project_decoded(project_out, decode_sum(whole), whole, half));
 }
 
 }  // namespace torchvq

@@ -128,11 +128,15 @@ torch::Tensor SimVQImpl::codes_for(at::ScalarType dtype) {
 }
 
 torch::Tensor SimVQImpl::indices_to_codes(const torch::Tensor& indices) {
+  return layout().place_features(in_half_dtype(decode_tokens(indices)));
+}
+
+torch::Tensor SimVQImpl::decode_tokens(const torch::Tensor& indices) {
   const auto every = codebook();
   const bool wide = every.scalar_type() == at::kDouble;
   const auto codes = ops::lookup_codes(every.to(wide ? at::kDouble : at::kFloat).unsqueeze(0),
                                        layout().split_indices(indices));
-  return layout().place_features(layout().join_heads(codes, indices.sizes()));
+  return layout().join_heads(codes, indices.sizes());
 }
 
 // Forward -----------------------------------------------------------------------------------------

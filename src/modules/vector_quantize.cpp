@@ -282,13 +282,14 @@ torch::Tensor VectorQuantizeImpl::decode(const torch::Tensor& indices) {
 
 torch::Tensor VectorQuantizeImpl::get_codes_from_indices(const torch::Tensor& indices) {
   return detail::layout_of(options, kVectorQuantize)
-      .place_features(decode(detail::as_int64(kVectorQuantize, indices)));
+      .place_features(
+          codebook_state->in_half_dtype(decode(detail::as_int64(kVectorQuantize, indices))));
 }
 
 torch::Tensor VectorQuantizeImpl::get_output_from_indices(const torch::Tensor& indices) {
   const auto whole = detail::as_int64(kVectorQuantize, indices);
   return detail::layout_of(options, kVectorQuantize)
-      .place_features(detail::project_decoded(project_out, decode(whole), whole));
+      .place_features(detail::project_decoded(project_out, decode(whole), whole, *codebook_state));
 }
 
 CodebookStats VectorQuantizeImpl::stats(bool synced) const {

@@ -276,6 +276,29 @@ def test_levels_of_a_shared_codebook_called_one_by_one_wait_if_asked(compat: boo
         torch.testing.assert_close(waiting.layers[0].codebook, theirs.layers[0].codebook)
 
 
+@pytest.mark.parametrize("compat", [False, True])
+def test_levels_that_share_by_assignment_search_the_same_codes(compat: bool) -> None:
+    options = dict(STACK, num_quantizers=3)
+    theirs, ours = reference.ResidualVQ(**options), torchvq.ResidualVQ(**options, vqp_compat=compat)
+    ours.load_state_dict(theirs.state_dict())
+    decodes = []
+    for stack in (theirs, ours):
+        for level in stack.layers[1:]:
+            level._codebook = stack.layers[0]._codebook
+        before = stack.layers[0].codebook.clone()
+        total, indices, _ = stack.train()(tokens())
+        decodes.append(torch.allclose(before[indices].sum(-2), total, atol=1e-5))
+    assert decodes == [False, True]
+    residual, averages = tokens(), {"cluster_size": torch.ones(16), "embed_avg": before.clone()}
+    for level in indices.unbind(-1):
+        chosen = nn.functional.one_hot(level, 16).float().flatten(0, -2)
+        averages["cluster_size"].lerp_(chosen.sum(0), 0.2)
+        averages["embed_avg"].lerp_(chosen.T @ residual.flatten(0, -2), 0.2)
+        residual = residual - before[level]
+    for name, expected in averages.items():
+        torch.testing.assert_close(getattr(ours.layers[0]._codebook, name)[0], expected)
+
+
 def test_levels_of_a_shared_codebook_have_no_optimizer_of_their_own() -> None:
     options = dict(STACK, shared_codebook=True, learnable_codebook=True, ema_update=False)
     moved = []
@@ -432,6 +455,30 @@ def test_attributes_of_another_type() -> None:
     assert ours == [tuple, float, float, bool, str]
     assert theirs[:4] == [list, torch.Tensor, torch.Tensor, nn.LayerNorm]
     assert issubclass(theirs[4], nn.Module)
+
+
+@pytest.mark.parametrize("options", [{}, dict(learnable_codebook=True, ema_update=False)])
+def test_modules_in_half_precision(options: dict[str, Any]) -> None:
+    """They decode in their dtype, in both; codes that are state stay float32."""
+    found = []
+    for package in (reference, torchvq):
+        stack = package.ResidualVQ(**STACK, **options).bfloat16()
+        assert stack.get_codes_from_indices(torch.ones(2, 3, 8).long()).dtype == torch.bfloat16
+        found.append(stack.codebooks.dtype)
+    assert found == [torch.bfloat16, torch.bfloat16 if options else torch.float32]
+
+
+def test_scalars_in_half_precision_decode_to_it() -> None:
+    indices = torch.ones(2, 3).long()
+    for name, options in {
+        "FSQ": dict(levels=[5, 5], channel_first=False),
+        "LatentQuantize": dict(levels=[5, 5], dim=2),
+    }.items():
+        codes = [
+            getattr(package, name)(**options).bfloat16().indices_to_codes(indices)
+            for package in (reference, torchvq)
+        ]
+        assert [own.dtype for own in codes] == [torch.float32, torch.bfloat16], name
 
 
 def test_options_of_construction_are_no_attributes_of_parts() -> None:

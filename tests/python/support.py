@@ -22,6 +22,7 @@ CASTS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "double": nn.Module.double,
     "to": lambda module: module.to(torch.bfloat16),
 }
+HALF_CASTS = {"half": torch.float16, "bfloat16": torch.bfloat16, "to": torch.bfloat16}
 
 
 def seed_everything(seed: int = 0) -> torch.Generator:

@@ -105,8 +105,8 @@ class TORCHVQ_API HierarchicalVQImpl : public CheckedLoad<HierarchicalVQImpl> {
   HierarchicalVQOutput forward(const torch::Tensor& x,
                                const HierarchicalVQForwardOptions& call = {});
 
-  /// The output of forward in evaluation for these indices, in the same layout; float32, or float64
-  /// for a double module.
+  /// The output of forward in evaluation for these indices, in the same layout; float32, float64 for
+  /// a double module, or the half precision that the module was cast to.
   ///
   /// @param indices     (B, *shape) of each scale; -1 gives a zero vector, and a scale of only -1
   ///                    adds nothing.

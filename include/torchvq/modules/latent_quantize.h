@@ -16,6 +16,7 @@
 #include <torchvq/export.h>
 #include <torchvq/modules/checked_load.h>
 #include <torchvq/modules/in_place_optimizer.h>
+#include <torchvq/modules/kept_buffers.h>
 #include <torchvq/options/latent_quantize.h>
 
 namespace torchvq {
@@ -41,7 +42,8 @@ struct LatentQuantizeOutput {
 /// auto output = quantizer(torch::randn({1, 16, 32, 32}));
 /// ```
 class TORCHVQ_API LatentQuantizeImpl : public CheckedLoad<LatentQuantizeImpl>,
-                                       public InPlaceOptimizer {
+                                       public InPlaceOptimizer,
+                                       public HalfPrecision {
  public:
   explicit LatentQuantizeImpl(LatentQuantizeOptions options);
 

@@ -85,6 +85,8 @@ class TORCHVQ_API SimVQImpl : public KeptBuffers<SimVQImpl> {
   ///
   /// Throws c10::IndexError for an index outside [-1, K).
   torch::Tensor indices_to_codes(const torch::Tensor& indices);
+  /// Codes (*, dim) of indices (*), float32 or float64.
+  torch::Tensor decode_tokens(const torch::Tensor& indices);
 
   /// The search, for forward and for stacks: tensors (1, T, D), codes with gradient to the transform.
   ///

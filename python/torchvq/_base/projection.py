@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torchvq._base.layout import Layout
 from torchvq._base.torch_private import is_observed_itself
-from torchvq._base.wide_buffers import widened
+from torchvq._base.wide_buffers import in_half_dtype, widened
 
 _ops = torch.ops.torchvq
 
@@ -52,10 +52,13 @@ def projects_nothing(*projections: nn.Module) -> bool:
     return True
 
 
-def project_codes(projection: nn.Module, codes: Tensor, indices: Tensor) -> Tensor:
-    """Decoded codes behind ``project_out``; zeros where all indices are -1, which a bias would change."""
+def project_codes(
+    projection: nn.Module, codes: Tensor, indices: Tensor, half: torch.dtype | None
+) -> Tensor:
+    """Decoded codes behind ``project_out``; zeros where all indices are -1, which a bias would change. Without a
+    projection, in the half precision of the module, if it has one."""
     if projects_nothing(projection):
-        return codes
+        return in_half_dtype(half, codes)
     return _ops.zero_absent(project(projection, codes), indices)
 
 

@@ -40,6 +40,11 @@ def wide_default() -> Iterator[None]:
         torch.set_default_dtype(default)
 
 
+def in_half_dtype(half: torch.dtype | None, codes: Tensor) -> Tensor:
+    """Decoded codes in the half precision that their module was cast to, if it was: what follows was cast with it."""
+    return codes if half is None else codes.to(half)
+
+
 def keeps_dtype(old: Tensor, new: Tensor) -> bool:
     """Whether a buffer keeps its dtype: floats that would become half precision, and all others (``module.type()``)."""
     return new.dtype != old.dtype and (new.dtype in HALF or not old.is_floating_point())
@@ -50,9 +55,23 @@ class WideBuffers(MarkedLoad):
     keep their dtype.
     """
 
+    #: The half precision that the module was cast to, in which it decodes; None: it is not in half precision.
+    half_dtype: torch.dtype | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cast_to(torch.get_default_dtype())
+
+    def _cast_to(self, dtype: torch.dtype) -> None:
+        half = dtype if dtype in HALF else None
+        if self.half_dtype != half:
+            self.half_dtype = half
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "WideBuffers":
         before = dict(self._buffers)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # What the buffers keep, a tensor without elements shows.
+        self._cast_to(fn(torch.empty(0, dtype=self.half_dtype or wide_dtype())).dtype)
         for name, old in before.items():
             new = self._buffers[name]
             if old is None or new is None:
@@ -67,6 +86,7 @@ class WideBuffers(MarkedLoad):
         """Makes buffers float32 that a loader has assigned in half precision."""
         for name, buffer in self._buffers.items():
             if buffer is not None and buffer.dtype in HALF:
+                self._cast_to(buffer.dtype)
                 # A tensor made in inference mode could not be updated outside of it.
                 with torch.inference_mode(False):
                     self._buffers[name] = buffer.float()

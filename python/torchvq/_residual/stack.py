@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchvq._base import joined as _joined
+from torchvq._base.contained import first_contained
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import expect, keep_values, named
@@ -20,6 +21,7 @@ from torchvq._base.projection import make_projections, project_codes, projected_
 from torchvq._base.random_state import RandomState, StepRecord
 from torchvq._base.ranks import distributed_training
 from torchvq._base.replaced import Methods, is_replaced, methods_of
+from torchvq._base.wide_buffers import WideBuffers, in_half_dtype
 from torchvq._residual.calls import check_levels
 from torchvq._residual.dropout import Levels, depth_of, drops_levels
 from torchvq._residual.engine import (
@@ -220,6 +222,7 @@ class ResidualStack(RandomState, Levels):
         if codes is not None and self.vqp_compat:
             # The reference looks the codes up: they have the gradient of decoding, and no noise.
             codes = stack_levels(self._decode(indices), self.num_quantizers)
+            codes = in_half_dtype(self._half_dtype, codes)
         return StackResult(quantized, indices, codes, found.details, found.losses, depth, step)
 
     def _split_heads(self, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -342,7 +345,7 @@ class ResidualStack(RandomState, Levels):
         ValueError for another number of levels, IndexError for an index outside.
         """
         codes = self._decode(self.plain_indices(as_int64(type(self).__name__, indices)))
-        return stack_levels(codes, self.num_quantizers)
+        return in_half_dtype(self._half_dtype, stack_levels(codes, self.num_quantizers))
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices; zeros where all are -1.
@@ -354,8 +357,14 @@ class ResidualStack(RandomState, Levels):
         codes = self.get_codes_from_indices(indices).unbind() if replaced else None
         indices = self.plain_indices(as_int64(type(self).__name__, indices))
         total = sum_of_levels(self._decode(indices) if codes is None else codes)
-        output = project_codes(self.project_out, total, indices)
+        output = project_codes(self.project_out, total, indices, self._half_dtype)
         return self.layout.place_features(output)
+
+    @property
+    def _half_dtype(self) -> torch.dtype | None:
+        """That of the levels, which have the state."""
+        first: WideBuffers = first_contained(self, "layers", WideBuffers)
+        return first.half_dtype
 
     def _decode(self, indices: Tensor) -> list[Tensor]:
         owner = type(self).__name__
