@@ -2,11 +2,11 @@
 
 import random
 from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchvq._base.contained import contained
 from torchvq._base.options import expect
 from torchvq._base.readable import is_readable
 from torchvq._base.torch_private import constant_in_graphs
@@ -24,7 +24,9 @@ class Levels(nn.Module):
     @property
     def num_quantizers(self) -> int:
         """The number of levels, that is, of ``layers``; shorten these or append to a ``ResidualVQ``'s to change it."""
-        return len(contained(self, "layers"))
+        # Stacks ask several times a forward, and the list's own length takes three times as long.
+        own: dict[str, Any] = self._modules
+        return len(own["layers"]._modules)
 
     @num_quantizers.setter
     def num_quantizers(self, number: int) -> None:
