@@ -9,13 +9,13 @@
 
 namespace torchvq {
 
-HalfPrecision::HalfPrecision() { cast_to(c10::get_default_dtype_as_scalartype()); }
+HalfPrecision::HalfPrecision() { note_cast(c10::get_default_dtype_as_scalartype()); }
 
 torch::Tensor HalfPrecision::in_half_dtype(const torch::Tensor& codes) const {
   return half_dtype_ ? codes.to(*half_dtype_) : codes;
 }
 
-void HalfPrecision::cast_to(torch::Dtype dtype) {
+void HalfPrecision::note_cast(torch::Dtype dtype) {
   half_dtype_ = detail::is_half(dtype) ? std::optional(dtype) : std::nullopt;
 }
 

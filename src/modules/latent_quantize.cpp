@@ -94,13 +94,13 @@ std::shared_ptr<torch::nn::Module> LatentQuantizeImpl::clone(
 
 void LatentQuantizeImpl::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
   torch::nn::Module::to(device, dtype, non_blocking);
-  cast_to(dtype);
+  note_cast(dtype);
   for (auto& own : fixed_) own = own.to(device, wide(own, dtype), non_blocking);
 }
 
 void LatentQuantizeImpl::to(torch::Dtype dtype, bool non_blocking) {
   torch::nn::Module::to(dtype, non_blocking);
-  cast_to(dtype);
+  note_cast(dtype);
   for (auto& own : fixed_) own = own.to(wide(own, dtype), non_blocking);
 }
 

@@ -103,6 +103,8 @@ def test_from_the_meta_device(name: str) -> None:
     module.to_empty(device="cpu")
     module.load_state_dict(build(name).state_dict())
     check(module, torch.bfloat16)
+    with torch.device("meta"):
+        check(module.to("cpu"), torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", ["VectorQuantize", "FSQ", "LFQ", "SimVQ", "ResidualVQ"])

@@ -30,7 +30,10 @@ class TORCHVQ_API HalfPrecision {
   std::optional<torch::Dtype> half_dtype() const { return half_dtype_; }
   /// Decoded codes in that dtype; as they are if there is none.
   torch::Tensor in_half_dtype(const torch::Tensor& codes) const;
-  void cast_to(torch::Dtype dtype);
+
+ protected:
+  /// To be called when the module was cast.
+  void note_cast(torch::Dtype dtype);
 
  private:
   std::optional<torch::Dtype> half_dtype_;
@@ -45,11 +48,11 @@ class KeptBuffers : public CheckedLoad<Derived>, public HalfPrecision {
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override {
     detail::cast_keeping_buffers(*this,
                                  [&] { torch::nn::Module::to(device, dtype, non_blocking); });
-    cast_to(dtype);
+    note_cast(dtype);
   }
   void to(torch::Dtype dtype, bool non_blocking = false) override {
     detail::cast_keeping_buffers(*this, [&] { torch::nn::Module::to(dtype, non_blocking); });
-    cast_to(dtype);
+    note_cast(dtype);
   }
   void to(torch::Device device, bool non_blocking = false) override {
     torch::nn::Module::to(device, non_blocking);

@@ -60,9 +60,9 @@ class WideBuffers(MarkedLoad):
 
     def __init__(self) -> None:
         super().__init__()
-        self._cast_to(torch.get_default_dtype())
+        self._note_cast(torch.get_default_dtype())
 
-    def _cast_to(self, dtype: torch.dtype) -> None:
+    def _note_cast(self, dtype: torch.dtype) -> None:
         half = dtype if dtype in HALF else None
         if self.half_dtype != half:
             self.half_dtype = half
@@ -70,8 +70,9 @@ class WideBuffers(MarkedLoad):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "WideBuffers":
         before = dict(self._buffers)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # What the buffers keep, a tensor without elements shows.
-        self._cast_to(fn(torch.empty(0, dtype=self.half_dtype or wide_dtype())).dtype)
+        # Buffers keep their dtype, and some modules have none: a tensor without elements shows what the cast is to.
+        before_cast = self.half_dtype or wide_dtype()
+        self._note_cast(fn(torch.empty(0, dtype=before_cast, device="cpu")).dtype)
         for name, old in before.items():
             new = self._buffers[name]
             if old is None or new is None:
@@ -86,7 +87,7 @@ class WideBuffers(MarkedLoad):
         """Makes buffers float32 that a loader has assigned in half precision."""
         for name, buffer in self._buffers.items():
             if buffer is not None and buffer.dtype in HALF:
-                self._cast_to(buffer.dtype)
+                self._note_cast(buffer.dtype)
                 # A tensor made in inference mode could not be updated outside of it.
                 with torch.inference_mode(False):
                     self._buffers[name] = buffer.float()
