@@ -434,7 +434,7 @@ class HierarchicalVQ(WideBuffers):
         assert total is not None
         if mask is not None:
             total = total.masked_fill(mask.logical_not().unsqueeze(1), 0)
-        total = in_half_dtype(self.half_dtype, total)
+        total = in_half_dtype(self.levels[0]._codebook.half_dtype, total)
         return total if self.channel_first else total.movedim(1, -1)
 
     def _decode_scale(self, index: int, found: Tensor, full: Sequence[int]) -> Tensor:

@@ -94,6 +94,57 @@ def test_a_checkpoint_that_is_assigned(name: str) -> None:
     check(other, torch.float32)
     other.load_state_dict(state, assign=True)
     check(other, torch.bfloat16)
+    other.load_state_dict(module.state_dict())  # copied
+    check(other, torch.bfloat16)
+    other.load_state_dict(copy.deepcopy(module.state_dict()), assign=True)
+    check(other, torch.float32)
+
+
+@pytest.mark.parametrize("half", HALF, ids=str)
+@pytest.mark.parametrize("name", [*QUANTIZERS, *STACKS])
+def test_a_checkpoint_of_a_module_in_half_precision_that_is_assigned(
+    name: str, half: torch.dtype
+) -> None:
+    """Its buffers are float32, a decoder beside them is not."""
+    file = io.BytesIO()
+    torch.save(build(name).to(half).state_dict(), file)
+    file.seek(0)
+    module = build(name)
+    module.load_state_dict(torch.load(file), assign=True)
+    check(module, half)
+    module.load_state_dict(build(name).state_dict(), assign=True)
+    check(module, torch.float32)
+    module.to(half).load_state_dict({}, strict=False, assign=True)
+    check(module, half)
+
+
+@pytest.mark.parametrize("name", ["VectorQuantize", "LFQ", "FSQ", "ResidualVQ"])
+def test_behind_a_projection_without_a_weight(name: str) -> None:
+    hooked, activated = build(name), build(name)
+    hooked.project_out = nn.Identity()
+    hooked.project_out.register_forward_hook(lambda *_: None)
+    activated.project_out = nn.Tanh()
+    for module in (hooked, activated):
+        wide = decoded(module)[-1]
+        assert torch.equal(decoded(module.bfloat16())[-1], wide.bfloat16())
+        check(module, torch.bfloat16)
+
+
+def test_exported_with_a_shared_codebook() -> None:
+    """Export adds hooks to the modules then."""
+
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            options = dict(STACKS["ResidualVQ"], num_quantizers=2, shared_codebook=True)
+            self.stack = torchvq.ResidualVQ(**options).eval()
+
+        def forward(self, indices: torch.Tensor) -> torch.Tensor:
+            return self.stack.get_output_from_indices(indices)
+
+    decoder, levels = Decoder().bfloat16(), torch.stack([INDICES, INDICES], -1)
+    exported = torch.export.export(decoder, (levels,)).module()
+    assert torch.equal(exported(levels), decoder(levels))
 
 
 @pytest.mark.parametrize("name", ["VectorQuantize", "FSQ", "LFQ"])
@@ -128,3 +179,6 @@ def test_groups_and_scales() -> None:
     scales = torchvq.HierarchicalVQ(dim=4, codebook_size=16, scales=(1, 2)).half()
     found = [torch.zeros(2, 1).long(), torch.ones(2, 2).long()]
     assert scales.get_output_from_indices(found).dtype == torch.float16
+    for part in scales.float().children():
+        part.bfloat16()
+    assert scales.get_output_from_indices(found).dtype == torch.bfloat16

@@ -56,10 +56,12 @@ def project_codes(
     projection: nn.Module, codes: Tensor, indices: Tensor, half: torch.dtype | None
 ) -> Tensor:
     """Decoded codes behind ``project_out``; zeros where all indices are -1, which a bias would change. Without a
-    projection, in the half precision of the module, if it has one."""
+    weight, which has a dtype of its own, in the half precision of the module, if it has one."""
     if projects_nothing(projection):
         return in_half_dtype(half, codes)
-    return _ops.zero_absent(project(projection, codes), indices)
+    output = _ops.zero_absent(project(projection, codes), indices)
+    # An identity with hooks, which torch.export adds where modules are shared, or an activation.
+    return in_half_dtype(half, output) if _weight_of(projection) is None else output
 
 
 def in_dtype_of(network: nn.Module, x: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from torchvq._base.marked_load import MarkedLoad
 _Module = TypeVar("_Module", bound="WideBuffers")
 
 HALF = (torch.float16, torch.bfloat16)
+# The entry in the metadata of a state dict that names the half precision of the module.
+_HALF_NAME = "half_dtype"
 
 
 def wide_dtype() -> torch.dtype:
@@ -101,7 +103,23 @@ class WideBuffers(MarkedLoad):
         super().complete_load(lacking)
         self.widen()
 
-    def _load_from_state_dict(self, *args: Any) -> None:
-        super()._load_from_state_dict(*args)
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
+        if metadata is not None and self.half_dtype is not None:
+            # The buffers do not show it. By name, so that it needs no type of torch to be read.
+            metadata[_HALF_NAME] = str(self.half_dtype).removeprefix("torch.")
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
         # A checkpoint that is assigned brings its dtype.
+        if local_metadata.get("assign_to_params_buffers") and "version" in local_metadata:
+            own = self._buffers.keys() - self._non_persistent_buffers_set
+            if not own or any(prefix + name in state_dict for name in own):
+                half = local_metadata.get(_HALF_NAME)
+                self._note_cast(getattr(torch, half) if half else wide_dtype())
         self.widen()
