@@ -406,7 +406,8 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
         Raises:
             IndexError: for an index outside [-1, codebook_size).
         """
-        codes = in_half_dtype(self._codebook.half_dtype, self._decode(indices))
+        codes = self._decode(as_int64("VectorQuantize", indices))
+        codes = in_half_dtype(self._codebook.half_dtype, codes)
         return self._layout.place_features(codes)
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
@@ -423,8 +424,7 @@ class VectorQuantize(_in_place.OptimizerInCheckpoint, VectorQuantizeOptions):
         return layout.place_features(output)
 
     def _decode(self, indices: Tensor) -> Tensor:
-        """Codes (*, heads * codebook_dim), features last in every layout."""
-        indices = as_int64("VectorQuantize", indices)
+        """Codes (*, heads * codebook_dim) of int64 indices, features last in every layout."""
         return decode(self._codebook, indices, self.heads, self.separate_codebook_per_head)
 
     def stats(self, synced: bool = False) -> CodebookStats:

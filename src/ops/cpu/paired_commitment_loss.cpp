@@ -80,14 +80,20 @@ void fill_rows(const PairedRows& rows, const GradientRows<T>& gradient, int64_t 
     return;
   }
   const auto *x = rows.x.const_data_ptr<T>(), *codes = rows.codes.const_data_ptr<T>();
-  for (int64_t row = begin; row < end;) {
-    const int64_t next = rows.real == nullptr ? end : row + 1, at = row * dim;
-    if (rows.real == nullptr || rows.real[row]) {
-      scale_differences(x + at, codes + at, (next - row) * dim, gradient.scale, gradient.to + at);
+  const auto fill = [&](int64_t row, int64_t count) {
+    const int64_t at = row * dim;
+    scale_differences(x + at, codes + at, count * dim, gradient.scale, gradient.to + at);
+  };
+  if (rows.real == nullptr) {
+    fill(begin, end - begin);
+    return;
+  }
+  for (int64_t row = begin; row < end; ++row) {
+    if (rows.real[row]) {
+      fill(row, 1);
     } else {
-      std::fill_n(gradient.to + at, dim, T(0) * gradient.scale);
+      std::fill_n(gradient.to + row * dim, dim, T(0) * gradient.scale);
     }
-    row = next;
   }
 }
 
